@@ -1,0 +1,200 @@
+"""The loop: propose, score, verify, commit.  It alone owns the state of a generation.
+
+The root is the last committed token: known, but not yet in the target's cache.  The target is prefilled with all of the
+prompt but its last token (nothing is emitted by that), so that round 1 is a round like any other, for every drafter and
+for the autoregressive baseline, which is this same loop with a drafter that proposes nothing.
+
+After every round the target's cache holds exactly prompt + emitted - 1 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from specdec.drafters.base import Budget, Context, Drafter, Nothing
+from specdec.errors import UserError
+from specdec.measure.clock import Clock, clock_for
+from specdec.models.transformer import Output, Transformer
+from specdec.records import GenerationRecord, RoundRecord
+from specdec.sampling import GREEDY, RandomStream, Sampling, Stream
+from specdec.tree import Draft
+from specdec.verifiers import TargetRows, Verifier, build_verifier
+
+END_OF_TEXT, LENGTH, CONTEXT, STOP_STRING = "end_of_text", "length", "context", "stop_string"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate.  `stop`, given the ids emitted so far, returns how many of them to keep, or None to go on."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    prompt_id: str = ""
+    eos_ids: frozenset[int] = frozenset()
+    stop: Callable[[Sequence[int]], int | None] | None = None
+    stream: Callable[[str], Stream] | None = field(default=None, compare=False)
+    """Random stream by purpose; None: independent streams keyed by seed, prompt id and purpose."""
+
+    def open_stream(self, purpose: str) -> Stream:
+        return self.stream(purpose) if self.stream else RandomStream(self.seed, self.prompt_id, purpose)
+
+
+class Generation:
+    """One generation: iterate over its rounds as they happen; `record` grows with them."""
+
+    def __init__(
+        self, target: Transformer, drafter: Drafter, verifier: Verifier, request: Request, k: int, clock: Clock
+    ):
+        self._target, self._drafter, self._verifier = target, drafter, verifier
+        self._request, self._k, self._clock = request, k, clock
+        self.record = GenerationRecord(prompt_tokens=len(request.prompt))
+        self.limit, self._limit_reason = _limit(request, target)
+        verifier.check_sampling(request.sampling)
+        self.cache = target.new_cache(len(request.prompt) + self.limit + k)
+        self._emitted: list[int] = []
+
+    def run(self) -> GenerationRecord:
+        """All rounds, without looking at them."""
+        for _ in self:
+            pass
+        return self.record
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        self._prefill()
+        verify_stream = self._request.open_stream("verify")
+        while True:
+            record = self._round(verify_stream)
+            self.record.rounds.append(record)
+            yield record
+            if record.stop_reason:
+                return
+
+    def _prefill(self) -> None:
+        request, clock = self._request, self._clock
+        context = Context(
+            sampling=request.sampling,
+            stream=request.open_stream("draft"),
+            target=self._target,
+            cache=self.cache,
+            eos_ids=request.eos_ids,
+            capacity=self.cache.capacity,
+        )
+        clock.synchronize()
+        first = clock.mark()
+        features = None
+        if len(request.prompt) > 1:
+            taps = self._drafter.taps
+            features = self._target.forward(request.prompt[:-1], self.cache, taps=taps, logits=False).features
+        second = clock.mark()
+        self._drafter.start(request.prompt, features, context)
+        third = clock.mark()
+        self.record.prefill_target_s = clock.between(first, second)
+        self.record.prefill_draft_s = clock.between(second, third)
+
+    def _round(self, stream: Stream) -> RoundRecord:
+        clock, base = self._clock, self.cache.length
+        root = self._emitted[-1] if self._emitted else self._request.prompt[-1]
+        remaining = self.limit - len(self._emitted)
+        begin, first = clock.now(), clock.mark()
+        budget = Budget(depth := min(self._k, remaining - 1), depth)
+        draft = self._drafter.propose(budget) if depth > 0 else Draft(stopped="depth")
+        self._check(draft, budget)
+        second = clock.mark()
+        scored = self._score(root, draft, base)
+        third = clock.mark()
+        verdict = self._verifier.verify(draft, TargetRows(scored.logits, self._request.sampling), stream)
+        tokens, source, reason = self._cut(draft, verdict)
+        rows = [0, *(node + 1 for node in verdict.path)][: len(tokens)]
+        self._emitted += tokens
+        self.cache.keep(base, rows)
+        features = None if scored.features is None else scored.features[rows]
+        self._drafter.commit(tokens, features, scored)
+        if reason:
+            clock.synchronize()
+        draft_s, target_s = clock.between(first, second), clock.between(second, third)
+        return RoundRecord(
+            tokens=tuple(tokens),
+            requested=max(depth, 0),
+            drafted=len(draft),
+            accepted=min(len(verdict.path), len(tokens)),
+            source=source,
+            stopped=draft.stopped,
+            draft_s=draft_s,
+            target_s=target_s,
+            other_s=max(0.0, clock.now() - begin - draft_s - target_s),
+            stop_reason=reason,
+        )
+
+    def _score(self, root: int, draft: Draft, base: int) -> Output:
+        """One target pass over the rows [root, node 0, ...]."""
+        tokens, taps = [root, *draft.tokens], self._drafter.taps
+        if draft.is_chain:
+            return self._target.forward(tokens, self.cache, taps=taps)
+        return self._target.forward(tokens, self.cache, positions=draft.positions(base), mask=draft.mask(), taps=taps)
+
+    def _check(self, draft: Draft, budget: Budget) -> None:
+        if draft.depth > budget.depth or len(draft) > budget.nodes:
+            raise ValueError(
+                f"{type(self._drafter).__name__} drafted {len(draft)} nodes, {draft.depth} deep, beyond {budget}"
+            )
+        self._verifier.check_draft(draft)
+
+    def _cut(self, draft: Draft, verdict) -> tuple[list[int], str, str | None]:
+        """What the round adds to the text, where its last token came from, and why the text ends, if it does."""
+        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+        keep, reason = len(tokens), None
+        for i, token in enumerate(tokens):
+            if token in self._request.eos_ids:
+                keep, reason = i + 1, END_OF_TEXT
+                break
+        if self._request.stop is not None:
+            at = self._request.stop([*self._emitted, *tokens[:keep]])
+            if at is not None:
+                keep, reason = max(1, at - len(self._emitted)), STOP_STRING
+        if reason is None and len(self._emitted) + keep >= self.limit:
+            reason = self._limit_reason
+        return tokens[:keep], verdict.source if keep == len(tokens) else "cut", reason
+
+
+def _limit(request: Request, target: Transformer) -> tuple[int, str]:
+    """How many tokens may be emitted, and the reason when that many have been."""
+    prompt, context = request.prompt, target.config.max_positions
+    if not prompt:
+        raise UserError("the prompt is empty: it must have at least one token")
+    bad = next((token for token in prompt if not 0 <= token < target.vocabulary), None)
+    if bad is not None:
+        raise UserError(f"the prompt holds id {bad}; the model's ids go from 0 to {target.vocabulary - 1}")
+    if request.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens = {request.max_new_tokens}: must be an integer of 1 or more")
+    room = context - len(prompt)
+    if room < 1:
+        raise UserError(
+            f"the prompt has {len(prompt)} tokens; the model's context holds {context}, one of them to emit"
+        )
+    return (request.max_new_tokens, LENGTH) if request.max_new_tokens <= room else (room, CONTEXT)
+
+
+def speculative(
+    target: Transformer,
+    drafter: Drafter,
+    request: Request,
+    *,
+    k: int,
+    verifier: Verifier | None = None,
+    clock: Clock | None = None,
+) -> Generation:
+    """Speculative decoding: at most `k` levels drafted a round.
+
+    Emits exactly what the target alone would: its greedy tokens at temperature 0, its law above.  Iterate over the result
+    for one `RoundRecord` a round, or call `run()`.
+    """
+    chosen = verifier or build_verifier("greedy" if request.sampling.greedy else "rejection")
+    return Generation(target, drafter, chosen, request, k, clock or clock_for(target.device))
+
+
+def autoregressive(target: Transformer, request: Request, *, clock: Clock | None = None) -> Generation:
+    """The baseline: the same loop, nothing proposed."""
+    return speculative(target, Nothing(), request, k=0, clock=clock)

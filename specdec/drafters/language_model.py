@@ -1,0 +1,74 @@
+"""Any second checkpoint as the draft: the small model of the same family (Leviathan et al. 2023; Chen et al. 2023).
+
+Its cache keeps what it fed in a round, so that accepted tokens need not be fed again; what is missing is fed together with
+the next root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.drafters.base import Context
+from specdec.drafters.stepping import placement
+from specdec.models.transformer import Output, Transformer
+from specdec.tree import ROOT
+
+
+class LanguageModel:
+    """A `Transformer` with a cache of its own."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, model: Transformer, vocabulary: int | None = None):
+        """`vocabulary`: the target's number of ids when it is larger than the model's."""
+        self.model = model
+        own = model.vocabulary
+        self.vocabulary = None if vocabulary in (None, own) else torch.arange(own, device=model.device)
+
+    @property
+    def room(self) -> int:
+        return self.model.config.max_positions - self._committed - len(self._pending)
+
+    def start(self, prompt: Sequence[int], features: Tensor | None, context: Context) -> None:
+        self._cache = self.model.new_cache(min(context.capacity, self.model.config.max_positions))
+        self._committed = 0
+        self._fed: list[tuple[int, int]] = []  # the round's tentative rows: token, parent
+        self._pending = list(prompt)
+        if len(prompt) > 1 and self.room > 0:
+            self._catch_up(prompt[:-1], logits=False)
+            self._pending = [prompt[-1]]
+
+    def root(self) -> Tensor:
+        logits = self._catch_up(self._pending).logits[-1:]
+        self._pending = []
+        self._fed = []
+        return logits
+
+    def step(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        self._fed += zip(tokens, parents, strict=True)
+        where = placement([parent for _, parent in self._fed], len(tokens), self._committed - 1)
+        return self.model.forward(tokens, self._cache, **where).logits
+
+    def rollback(self) -> None:
+        self._cache.truncate(self._committed)
+
+    def commit(self, tokens: Sequence[int], features: Tensor | None, scored: Output) -> None:
+        path: list[int] = []
+        for token in tokens[:-1]:
+            at = path[-1] if path else ROOT
+            found = next((row for row, fed in enumerate(self._fed) if fed == (token, at)), None)
+            if found is None:
+                break
+            path.append(found)
+        self._cache.keep(self._committed, path)
+        self._committed += len(path)
+        self._pending += tokens[len(path) :]
+        self._fed = []
+
+    def _catch_up(self, tokens: Sequence[int], logits: bool = True) -> Output:
+        output = self.model.forward(tokens, self._cache, logits=logits)
+        self._committed += len(tokens)
+        return output

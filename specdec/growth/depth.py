@@ -1,0 +1,143 @@
+"""How deep to draft: rules that look at the draft's confidence or at what was accepted before.
+
+Losslessness.  A rule may refuse a draw (`before`) from quantities that do not depend on the token drawn, or end the round
+after a draw (`after`), *and what was drawn is kept and verified*.  Then every drafted token was drawn from exactly the q
+that verification uses.  Discarding a drawn token because of what it is would change the law of those that stay.
+
+Logits are the draft's raw ones, over its own vocabulary, at temperature 1 whatever the sampling temperature; entropy is in
+nats.  The confidence rules here end a round *after* the token whose law was unsure: its step has been paid for, and one
+more row in the target's pass costs little.  So a round drafts at least one token.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from specdec.errors import UserError, unknown
+
+
+class DepthRule:
+    """Never stops: the base of all rules."""
+
+    name: ClassVar[str] = "fixed"
+    range: ClassVar[tuple[float, float] | None] = None
+    """The thresholds allowed, or None for a rule that takes none."""
+
+    def __init__(self, k: int, threshold: float | None = None):
+        self.k, self.threshold = k, threshold
+
+    def reset(self) -> None:
+        """A new prompt begins."""
+
+    def before(self, depth: int, logits: Tensor) -> bool:
+        """May the token at `depth` (0 is the first) be drawn?  logits [V]."""
+        return True
+
+    def after(self, depth: int, logits: Tensor, token: int) -> bool:
+        """May drafting go on after the token drawn from these logits?"""
+        return True
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """What became of the last draft."""
+
+
+class Fixed(DepthRule):
+    """K tokens every round.  Lossless: it looks at nothing."""
+
+
+class MaxProbability(DepthRule):
+    """Ends after a token whose law had its largest probability below the threshold; the threshold itself is confident.
+
+    Lossless: the largest probability belongs to the law, not to the token drawn, and the token is kept.
+    Used as a drafting criterion by Kangaroo (arXiv 2404.18911) and, on the token drawn, by Transformers' assistant.
+    """
+
+    name = "max_prob"
+    range = (0.0, 1.0)
+
+    def after(self, depth: int, logits: Tensor, token: int) -> bool:
+        z = _wide(logits)
+        return float((z.amax() - z.logsumexp(0)).exp()) >= self.threshold
+
+
+class Margin(DepthRule):
+    """Ends after a token whose law had its two largest probabilities less than the threshold apart.
+
+    Lossless for the same reason as `max_prob`.  The difference of the top two softmax probabilities is a known confidence
+    measure for early exits (CALM, arXiv 2207.07061); no primary source uses it to end a draft, so its threshold is tuned.
+    """
+
+    name = "margin"
+    range = (0.0, 1.0)
+
+    def after(self, depth: int, logits: Tensor, token: int) -> bool:
+        z = _wide(logits)
+        first, second = (z.topk(2).values - z.logsumexp(0)).exp().tolist()
+        return first - second >= self.threshold
+
+
+class Entropy(DepthRule):
+    """Ends after a token whose law had an entropy above the threshold, in nats.
+
+    Lossless for the same reason as `max_prob`.  The entropy bounds the acceptance probability from below when the draft's
+    cross-entropy to the target is a near-constant multiple of it (SVIP, arXiv 2411.18462, which tests its square root).
+    """
+
+    name = "entropy"
+    range = (0.0, float("inf"))
+
+    def after(self, depth: int, logits: Tensor, token: int) -> bool:
+        log_q = _wide(logits).log_softmax(0)
+        entropy = -(log_q.exp() * log_q.clamp(min=torch.finfo(log_q.dtype).min)).sum()
+        return float(entropy) <= self.threshold
+
+
+class History(DepthRule):
+    """Starts at K/2, grows by two after a fully accepted draft, else shrinks by one, within 1 and K.
+
+    Lossless: it looks at past rounds only.  The schedule is Transformers' "heuristic" (arXiv 2302.01318's implementation
+    there), with K as its ceiling.
+    """
+
+    name = "history"
+
+    def __init__(self, k: int, threshold: float | None = None):
+        super().__init__(k, threshold)
+        self.reset()
+
+    def reset(self) -> None:
+        self.depth = max(1, self.k // 2)
+
+    def before(self, depth: int, logits: Tensor) -> bool:
+        return depth < self.depth
+
+    def after(self, depth: int, logits: Tensor, token: int) -> bool:
+        return depth + 1 < self.depth
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if drafted:
+            self.depth = min(self.k, self.depth + 2) if accepted == drafted else max(1, self.depth - 1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+RULES: dict[str, type[DepthRule]] = {rule.name: rule for rule in (Fixed, MaxProbability, Margin, Entropy, History)}
+
+
+def build_rule(name: str, k: int, threshold: float | None = None) -> DepthRule:
+    """A rule by name; refuses an unknown one, and a threshold that is missing, out of range or not taken."""
+    if name not in RULES:
+        raise unknown("depth rule", name, RULES)
+    rule = RULES[name]
+    if rule.range is None and threshold is not None:
+        raise UserError(f"depth rule {name}: takes no threshold, got {threshold}")
+    if rule.range is not None:
+        low, high = rule.range
+        if threshold is None or isinstance(threshold, bool) or not low <= threshold <= high:
+            raise UserError(f"depth rule {name}: threshold = {threshold}: must lie between {low:g} and {high:g}")
+    return rule(k, threshold)

@@ -1,0 +1,40 @@
+"""Is a row's result independent of how many rows are computed with it?  Measured on the model at hand.
+
+When it holds, verifying K + 1 tokens in one pass gives bit for bit the logits that decoding one by one gives, and greedy
+speculative output equals the baseline in bf16 too.  It is a fact about a processor, a library and a thread count, so it
+is recorded with every result.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.models.kvcache import BLOCK
+from specdec.models.transformer import NARROW, Transformer
+
+WIDTHS = (2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 32)
+
+
+def width_invariant(model: Transformer, widths: tuple[int, ...] = WIDTHS, start: int = BLOCK - 20) -> bool:
+    """Whether logits are bit-identical for every width, across a block boundary of the cache."""
+    generator = torch.Generator().manual_seed(0)
+    total = start + NARROW
+    if total > model.config.max_positions:
+        start = max(0, model.config.max_positions - NARROW)
+        total = min(start + NARROW, model.config.max_positions)
+    tokens = torch.randint(model.vocabulary, (total,), generator=generator).tolist()
+    cache = model.new_cache(total)
+    if start:
+        model.forward(tokens[:start], cache, logits=False)
+    single = []
+    for token in tokens[start:]:
+        single.append(model.forward([token], cache).logits)
+    reference = torch.cat(single)
+    for width in widths:
+        if start + width > total:
+            continue
+        cache.truncate(start)
+        wide = model.forward(tokens[start : start + width], cache).logits
+        if not torch.equal(wide, reference[:width]):
+            return False
+    return True

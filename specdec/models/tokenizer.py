@@ -1,0 +1,135 @@
+"""The tokenizer: chat prompts to ids, ids to text, which ids end a text, and whether two models share it.
+
+The end-of-text set is the generation configuration's list where there is one (Qwen lists two), with the tokenizer's own
+id as the fallback.  Where the two disagree a warning names both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.errors import UserError
+
+
+class Tokenizer:
+    """A thin wrapper of Transformers' tokenizer that decoding and the study use."""
+
+    def __init__(self, inner, eos_ids: Sequence[int], origin: str):
+        self.inner = inner
+        self.eos_ids = tuple(sorted(eos_ids))
+        self.origin = origin
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """From a checkpoint's folder or a GGUF file."""
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            if path.suffix == ".gguf":
+                from specdec.models.gguf import GGUFFile
+
+                inner = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+                return cls(inner, GGUFFile(path).eos_ids(), str(path))
+            inner = AutoTokenizer.from_pretrained(path)
+        except UserError:
+            raise
+        except Exception as error:  # Transformers raises many types for a folder without a usable tokenizer
+            raise UserError(f"model {path}: its tokenizer cannot be read ({error})") from error
+        return cls(inner, _eos_ids(path, inner), str(path))
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of every token with its id and of the chat template."""
+        tokens = self.inner.convert_ids_to_tokens(list(range(len(self))))
+        text = json.dumps([tokens, self.inner.chat_template], ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def chat(self, messages: Sequence[dict], *, enable_thinking: bool | None = None) -> list[int]:
+        """Ids of a conversation, with the opening of the assistant's turn; plain text where there is no template."""
+        if self.inner.chat_template is None:
+            return self.encode("\n".join(message["content"] for message in messages))
+        extra = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        return list(
+            self.inner.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **extra)
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.inner.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def token(self, index: int) -> str:
+        return self.inner.convert_ids_to_tokens(index)
+
+
+def _eos_ids(path: Path, inner) -> list[int]:
+    own = [] if inner.eos_token_id is None else [inner.eos_token_id]
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        if not file.is_file():
+            continue
+        listed = json.loads(file.read_text("utf-8")).get("eos_token_id")
+        if listed is None:
+            continue
+        ids = list(listed) if isinstance(listed, list) else [listed]
+        if own and own[0] not in ids:
+            warnings.warn(f"{file}: eos_token_id {ids} lacks the tokenizer's {own[0]}; {ids} is used", stacklevel=2)
+        return ids
+    return own
+
+
+def check_shared(target: Tokenizer, draft: Tokenizer) -> int:
+    """The number of ids the two share; refuses tokenizers of which one is not a prefix of the other, id by id."""
+    shared = min(len(target), len(draft))
+    ours = target.inner.convert_ids_to_tokens(list(range(shared)))
+    theirs = draft.inner.convert_ids_to_tokens(list(range(shared)))
+    for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a != b:
+            raise UserError(
+                f'draft {draft.origin} and target {target.origin} do not share a tokenizer: id {index} is "{b}" in the '
+                f'draft and "{a}" in the target'
+            )
+    return shared
+
+
+class StopStrings:
+    """Ends a text at the first of some strings, which may span tokens and rounds.
+
+    Called with the ids emitted so far, it returns how many of them to keep, or None to go on.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]):
+        if not all(isinstance(s, str) and s for s in strings):
+            raise UserError(f"stop strings {list(strings)!r}: each must be a text that is not empty")
+        self._tokenizer, self._strings, self._checked = tokenizer, tuple(strings), 0
+
+    def __call__(self, ids: Sequence[int]) -> int | None:
+        first, self._checked = self._checked + 1, len(ids)
+        if self.find(self._tokenizer.decode(ids)) is None:
+            return None
+        for count in range(first, len(ids) + 1):
+            if self.find(self._tokenizer.decode(ids[:count])) is not None:
+                return count
+        return None
+
+    def find(self, text: str) -> int | None:
+        """Where the earliest stop string begins."""
+        found = [at for s in self._strings if (at := text.find(s)) >= 0]
+        return min(found, default=None)
+
+    def trim(self, text: str) -> str:
+        """The text up to the earliest stop string."""
+        at = self.find(text)
+        return text if at is None else text[:at]

@@ -1,0 +1,108 @@
+"""From logits to a law, and the random choices made with it.
+
+One `Sampling` warps both models: p and q are laws *after* temperature, top-k and top-p, in that order.  Temperature 0 is
+the one-hot law of the largest logit.
+
+All randomness of decoding is two operations, `accept` and `draw`, so that tests can replace the stream by one that walks
+every branch with its probability.  Each (seed, prompt, purpose) has a stream of its own: adding a drafter never shifts the
+target's draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Warping settings; `draft_temperature` None means the target's."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    draft_temperature: float | None = None
+
+    def __post_init__(self):
+        for name in ("temperature", "draft_temperature"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise UserError(f"{name} = {value}: must be a number of 0 or more")
+        if self.top_k is not None and (
+            isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1
+        ):
+            raise UserError(f"top_k = {self.top_k}: must be an integer of 1 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p = {self.top_p}: must lie above 0 and at most at 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def for_draft(self) -> Sampling:
+        """The draft's settings: the same filters, its own temperature where one is given.
+
+        A greedy target makes greedy proposals: sampled ones could only be accepted less often.
+        """
+        if self.draft_temperature is None or self.greedy:
+            return replace(self, draft_temperature=None)
+        return replace(self, temperature=self.draft_temperature, draft_temperature=None)
+
+
+GREEDY = Sampling()
+
+
+def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Logits [..., V] to probabilities [..., V], float64 for float64 logits, else float32; the input is not changed."""
+    z = logits if logits.dtype == torch.float64 else logits.float()
+    if sampling.greedy:
+        return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
+    z = (z - z.amax(-1, keepdim=True)) / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < z.shape[-1]:
+        # Exactly k tokens stay; among equal logits at the edge the lower ids do.
+        order = z.argsort(-1, descending=True, stable=True)[..., sampling.top_k :]
+        z = z.scatter(-1, order, -torch.inf)
+    p = z.softmax(-1)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, order = p.sort(-1, descending=True, stable=True)
+        # A token stays while the mass before it is below top_p, so that at least one does.
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        p = p.scatter(-1, order, ordered.masked_fill(beyond, 0.0))
+        p = p / p.sum(-1, keepdim=True)
+    return p
+
+
+class Stream(Protocol):
+    """The two random operations of decoding."""
+
+    def accept(self, probability: float) -> bool: ...
+
+    def draw(self, law: Tensor) -> int: ...
+
+
+class RandomStream:
+    """A counter-based generator (Philox) keyed by seed, prompt and purpose."""
+
+    def __init__(self, seed: int, prompt_id: str, purpose: str):
+        digest = hashlib.sha256(f"{seed}\0{prompt_id}\0{purpose}".encode()).digest()
+        self._generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+    def accept(self, probability: float) -> bool:
+        return self._generator.random() < probability
+
+    def draw(self, law: Tensor) -> int:
+        """A token from law [V] by inverting its cumulative sum, taken in double precision."""
+        cumulative = law.double().cumsum(0)
+        point = self._generator.random() * cumulative[-1]
+        index = int(torch.searchsorted(cumulative, point, right=True))
+        if index == len(law):  # the product rounded up to the total: the last token that has any mass
+            index = int(torch.searchsorted(cumulative, cumulative[-1]))
+        return index
