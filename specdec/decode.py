@@ -188,8 +188,8 @@ def speculative(
 ) -> Generation:
     """Speculative decoding: at most `k` levels drafted a round.
 
-    Emits exactly what the target alone would: its greedy tokens at temperature 0, its law above.  Iterate over the result
-    for one `RoundRecord` a round, or call `run()`.
+    Emits exactly what the target alone would: its greedy tokens at temperature 0, its law above.  Iterate over the
+    result for one `RoundRecord` a round, or call `run()`.
     """
     chosen = verifier or build_verifier("greedy" if request.sampling.greedy else "rejection")
     return Generation(target, drafter, chosen, request, k, clock or clock_for(target.device))

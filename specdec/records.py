@@ -180,18 +180,19 @@ def write(path: str | Path, rows: list[dict], metadata: dict) -> None:
 def write_table(path: str | Path, table: pa.Table) -> None:
     """Write any table whole or not at all."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".part")
     try:
-        with os.fdopen(handle, "wb") as sink:
-            pq.write_table(table, sink)
-            sink.flush()
-            os.fsync(sink.fileno())
-        os.replace(temporary, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                pq.write_table(table, sink)
+                sink.flush()
+                os.fsync(sink.fileno())
+            os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error}); nothing was changed there") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> tuple[pa.Table, dict]:

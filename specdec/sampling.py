@@ -1,11 +1,11 @@
 """From logits to a law, and the random choices made with it.
 
-One `Sampling` warps both models: p and q are laws *after* temperature, top-k and top-p, in that order.  Temperature 0 is
-the one-hot law of the largest logit.
+One `Sampling` warps both models: p and q are laws *after* temperature, top-k and top-p, in that order.  Temperature 0
+is the one-hot law of the largest logit.
 
-All randomness of decoding is two operations, `accept` and `draw`, so that tests can replace the stream by one that walks
-every branch with its probability.  Each (seed, prompt, purpose) has a stream of its own: adding a drafter never shifts the
-target's draws.
+All randomness of decoding is two operations, `accept` and `draw`, so that tests can replace the stream by one that
+walks every branch with its probability.  Each (seed, prompt, purpose) has a stream of its own: adding a drafter never
+shifts the target's draws.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     z = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.greedy:
         return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
-    z = (z - z.amax(-1, keepdim=True)) / sampling.temperature
+    # A temperature too small for the dtype would divide 0 by 0; the smallest normal number is cold enough.
+    z = (z - z.amax(-1, keepdim=True)) / max(sampling.temperature, torch.finfo(z.dtype).tiny)
     if sampling.top_k is not None and sampling.top_k < z.shape[-1]:
         # Exactly k tokens stay; among equal logits at the edge the lower ids do.
-        order = z.argsort(-1, descending=True, stable=True)[..., sampling.top_k :]
+        order = z.argsort(dim=-1, descending=True, stable=True)[..., sampling.top_k :]
         z = z.scatter(-1, order, -torch.inf)
     p = z.softmax(-1)
     if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, order = p.sort(-1, descending=True, stable=True)
+        ordered, order = p.sort(dim=-1, descending=True, stable=True)
         # A token stays while the mass before it is below top_p, so that at least one does.
         beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
         p = p.scatter(-1, order, ordered.masked_fill(beyond, 0.0))

@@ -1,7 +1,7 @@
 """Propose, first half: where candidate tokens come from.  One method a file.
 
-`KINDS` says which drafters guess step by step (a grower makes them drafters) and which propose in one go.  A kind's class
-is built from the keys of its configuration entry; `build_drafter` puts the pieces together.
+`KINDS` says which drafters guess step by step (a grower makes them drafters) and which propose in one go.  A kind's
+class is built from the keys of its configuration entry; `build_drafter` puts the pieces together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Any second checkpoint as the draft: the small model of the same family (Leviathan et al. 2023; Chen et al. 2023).
 
-Its cache keeps what it fed in a round, so that accepted tokens need not be fed again; what is missing is fed together with
-the next root.
+Its cache keeps what it fed in a round, so that accepted tokens need not be fed again; what is missing is fed together
+with the next root.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ class LanguageModel:
     taps: tuple[int, ...] = ()
 
     def __init__(self, model: Transformer, vocabulary: int | None = None):
-        """`vocabulary`: the target's number of ids when it is larger than the model's."""
+        """`vocabulary`: the target's number of ids, where it may differ from the model's; the smaller number is shared.
+
+        An id that is not shared is never proposed; one that the target emits is fed to the model as id 0.
+        """
         self.model = model
-        own = model.vocabulary
-        self.vocabulary = None if vocabulary in (None, own) else torch.arange(own, device=model.device)
+        self._shared = min(model.vocabulary, vocabulary or model.vocabulary)
+        fewer = vocabulary is not None and self._shared < vocabulary
+        self.vocabulary = torch.arange(self._shared, device=model.device) if fewer else None
 
     @property
     def room(self) -> int:
@@ -42,7 +46,7 @@ class LanguageModel:
             self._pending = [prompt[-1]]
 
     def root(self) -> Tensor:
-        logits = self._catch_up(self._pending).logits[-1:]
+        logits = self._catch_up(self._pending).logits[-1:, : self._shared]
         self._pending = []
         self._fed = []
         return logits
@@ -50,7 +54,7 @@ class LanguageModel:
     def step(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         self._fed += zip(tokens, parents, strict=True)
         where = placement([parent for _, parent in self._fed], len(tokens), self._committed - 1)
-        return self.model.forward(tokens, self._cache, **where).logits
+        return self.model.forward(tokens, self._cache, **where).logits[:, : self._shared]
 
     def rollback(self) -> None:
         self._cache.truncate(self._committed)
@@ -69,6 +73,7 @@ class LanguageModel:
         self._fed = []
 
     def _catch_up(self, tokens: Sequence[int], logits: bool = True) -> Output:
-        output = self.model.forward(tokens, self._cache, logits=logits)
+        known = [token if token < self._shared else 0 for token in tokens]
+        output = self.model.forward(known, self._cache, logits=logits)
         self._committed += len(tokens)
         return output

@@ -1,4 +1,4 @@
-"""Prompt lookup: the continuation of an earlier occurrence of the text's last tokens (Saxena 2023; no model, no weights).
+"""Prompt lookup (Saxena 2023): the continuation of an earlier occurrence of the text's last tokens; needs no model.
 
 "Prompt lookup" names several algorithms that differ in which earlier match they take:
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specdec.drafters.base import Budget, Context, DraftModel
 from specdec.growth.depth import DepthRule
 from specdec.models.transformer import Output
 from specdec.sampling import warp
 from specdec.tree import POINT, ROOT, WITHOUT_REPLACEMENT, Draft
+
+if TYPE_CHECKING:  # the drafters' registry imports this room
+    from specdec.drafters.base import Budget, Context, DraftModel
 
 
 class Chain:

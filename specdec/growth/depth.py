@@ -1,12 +1,13 @@
 """How deep to draft: rules that look at the draft's confidence or at what was accepted before.
 
-Losslessness.  A rule may refuse a draw (`before`) from quantities that do not depend on the token drawn, or end the round
-after a draw (`after`), *and what was drawn is kept and verified*.  Then every drafted token was drawn from exactly the q
-that verification uses.  Discarding a drawn token because of what it is would change the law of those that stay.
+Losslessness.  A rule may refuse a draw (`before`) from quantities that do not depend on the token drawn, or end the
+round after a draw (`after`), *and what was drawn is kept and verified*.  Then every drafted token was drawn from
+exactly the q that verification uses.  Discarding a drawn token because of what it is would change the law of those
+that stay.
 
-Logits are the draft's raw ones, over its own vocabulary, at temperature 1 whatever the sampling temperature; entropy is in
-nats.  The confidence rules here end a round *after* the token whose law was unsure: its step has been paid for, and one
-more row in the target's pass costs little.  So a round drafts at least one token.
+Logits are the draft's raw ones, over its own vocabulary, at temperature 1 whatever the sampling temperature; entropy
+is in nats.  The confidence rules here end a round *after* the token whose law was unsure: its step has been paid for,
+and one more row in the target's pass costs little.  So a round drafts at least one token.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class MaxProbability(DepthRule):
 class Margin(DepthRule):
     """Ends after a token whose law had its two largest probabilities less than the threshold apart.
 
-    Lossless for the same reason as `max_prob`.  The difference of the top two softmax probabilities is a known confidence
-    measure for early exits (CALM, arXiv 2207.07061); no primary source uses it to end a draft, so its threshold is tuned.
+    Lossless for the same reason as `max_prob`.  The difference of the top two softmax probabilities is a known
+    confidence measure for early exits (CALM, arXiv 2207.07061); no primary source uses it to end a draft, so its
+    threshold is tuned.
     """
 
     name = "margin"
@@ -82,8 +84,9 @@ class Margin(DepthRule):
 class Entropy(DepthRule):
     """Ends after a token whose law had an entropy above the threshold, in nats.
 
-    Lossless for the same reason as `max_prob`.  The entropy bounds the acceptance probability from below when the draft's
-    cross-entropy to the target is a near-constant multiple of it (SVIP, arXiv 2411.18462, which tests its square root).
+    Lossless for the same reason as `max_prob`.  The entropy bounds the acceptance probability from below when the
+    draft's cross-entropy to the target is a near-constant multiple of it (SVIP, arXiv 2411.18462, which tests its
+    square root).
     """
 
     name = "entropy"
@@ -98,8 +101,8 @@ class Entropy(DepthRule):
 class History(DepthRule):
     """Starts at K/2, grows by two after a fully accepted draft, else shrinks by one, within 1 and K.
 
-    Lossless: it looks at past rounds only.  The schedule is Transformers' "heuristic" (arXiv 2302.01318's implementation
-    there), with K as its ceiling.
+    Lossless: it looks at past rounds only.  The schedule is Transformers' "heuristic" (arXiv 2302.01318's
+    implementation there), with K as its ceiling.
     """
 
     name = "history"

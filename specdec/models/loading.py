@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -130,7 +131,7 @@ def _read(files: list[Path]) -> dict[str, Tensor]:
                 weights |= torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             else:
                 weights |= load_file(file)
-        except (SafetensorError, RuntimeError, OSError, EOFError) as error:
+        except (SafetensorError, UnpicklingError, RuntimeError, OSError, EOFError) as error:
             raise UserError(f"{file}: not a whole weight file ({error}); fetch it again") from error
     return weights
 

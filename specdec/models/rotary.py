@@ -17,7 +17,7 @@ from specdec.models.config import ModelConfig
 
 
 def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
-    """Permute the leading dimension [heads * head_dim, ...] so that the halves (i, i + d/2) become pairs (2i, 2i + 1)."""
+    """Permute the leading dimension [heads * head_dim, ...]: the halves (i, i + d/2) become pairs (2i, 2i + 1)."""
     shape = weight.shape
     halves = weight.reshape(-1, 2, head_dim // 2, *shape[1:])
     return halves.transpose(1, 2).reshape(shape).contiguous()

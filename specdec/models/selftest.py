@@ -1,16 +1,17 @@
 """Is a row's result independent of how many rows are computed with it?  Measured on the model at hand.
 
-When it holds, verifying K + 1 tokens in one pass gives bit for bit the logits that decoding one by one gives, and greedy
-speculative output equals the baseline in bf16 too.  It is a fact about a processor, a library and a thread count, so it
-is recorded with every result.
+When it holds, verifying K + 1 tokens in one pass gives bit for bit the logits that decoding one by one gives, and
+greedy speculative output equals the baseline in bf16 too.  It is a fact about a processor, a library and a thread
+count, so it is recorded with every result.
 """
 
 from __future__ import annotations
 
 import torch
 
+from specdec.models.attention import NARROW
 from specdec.models.kvcache import BLOCK
-from specdec.models.transformer import NARROW, Transformer
+from specdec.models.transformer import Transformer
 
 WIDTHS = (2, 3, 4, 5, 8, 9, 12, 16, 17, 24, 32)
 

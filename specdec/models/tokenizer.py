@@ -113,16 +113,13 @@ class StopStrings:
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]):
         if not all(isinstance(s, str) and s for s in strings):
             raise UserError(f"stop strings {list(strings)!r}: each must be a text that is not empty")
-        self._tokenizer, self._strings, self._checked = tokenizer, tuple(strings), 0
+        self._tokenizer, self._strings = tokenizer, tuple(strings)
 
     def __call__(self, ids: Sequence[int]) -> int | None:
-        first, self._checked = self._checked + 1, len(ids)
         if self.find(self._tokenizer.decode(ids)) is None:
             return None
-        for count in range(first, len(ids) + 1):
-            if self.find(self._tokenizer.decode(ids[:count])) is not None:
-                return count
-        return None
+        counts = range(1, len(ids) + 1)  # gone through once, at the end of a text
+        return next(count for count in counts if self.find(self._tokenizer.decode(ids[:count])) is not None)
 
     def find(self, text: str) -> int | None:
         """Where the earliest stop string begins."""
@@ -133,3 +130,16 @@ class StopStrings:
         """The text up to the earliest stop string."""
         at = self.find(text)
         return text if at is None else text[:at]
+
+    def safe_length(self, text: str) -> int:
+        """How much of the text can be shown now: nothing from where a stop string begins or may be beginning."""
+        at = self.find(text)
+        if at is not None:
+            return at
+        held = 0
+        for string in self._strings:
+            for size in range(min(len(string) - 1, len(text)), held, -1):
+                if text.endswith(string[:size]):
+                    held = size
+                    break
+        return len(text) - held

@@ -4,15 +4,14 @@
 early exits and skipped blocks are calls, not copies of the model.
 
 Numbers.  The residual stream, norms, rotations and softmax are float32 (float64 for float64 models), products are in
-the model's dtype.  Up to `NARROW` rows each row is its own entry of the attention kernel and reads the cache up to its
-own block boundary, so that, with products that do not mix rows (`linear.py`), a row's logits do not depend on how many
-rows are scored with it.  `selftest.py` measures whether that holds on the machine at hand.
+the model's dtype.  Neither the products (`linear.py`) nor the attention of a few rows (`attention.py`) mix rows, so
+that a row's logits do not depend on how many rows are scored with it; `selftest.py` measures whether that holds on
+the machine at hand.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.models import rotary
+from specdec.models.attention import Attention, CachedAttention
 from specdec.models.config import ModelConfig
-from specdec.models.kvcache import BLOCK, CacheView, KVCache
+from specdec.models.kvcache import CacheView, KVCache
 from specdec.models.linear import Linear
-
-NARROW = 32
-"""Widths up to this are verification and drafting; wider passes are prefill."""
 
 Plan = Sequence[tuple[int, bool, bool]]
 
@@ -36,17 +33,6 @@ class Output:
 
     logits: Tensor | None
     features: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """What every layer of one forward shares: where rows go, how they turn, what they may see."""
-
-    start: int
-    width: int
-    turns: Tensor
-    segments: tuple[tuple[slice, int, Tensor], ...]  # rows, cache slots read, additive mask
-    narrow: bool
 
 
 class _Block:
@@ -155,120 +141,69 @@ class Transformer:
         `taps` are indices of Transformers' `hidden_states`: k is the input of layer k, N the final norm's output.
         """
         plan = self.full_plan if plan is None else plan
-        shared = self._prepare(cache, len(tokens), positions, mask)
-        hidden, tapped = self.layers(self.embed(tokens), plan, cache, shared, frozenset(taps))
-        cache.length = shared.start + shared.width
-        normed = None
+        turns = self._rotations(cache.length, len(tokens), positions)
+        attention = CachedAttention(cache, len(tokens), turns, self.dtype, mask)
+        hidden, tapped = self.layers(self.embed(tokens), plan, attention, taps)
+        cache.length = attention.start + attention.width
         if logits or self.config.layers in taps:
-            normed = F.rms_norm(hidden, (self.config.hidden_size,), self._norm, self.config.eps)
-            tapped[self.config.layers] = normed
+            tapped[self.config.layers] = self.norm(hidden)
         features = torch.cat([tapped[k] for k in taps], dim=-1) if taps else None
-        return Output(self.head(normed) if logits else None, features)
+        return Output(self.head(tapped[self.config.layers]) if logits else None, features)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """[rows, hidden] in accumulator precision."""
-        ids = torch.tensor(tokens, device=self.device)
+        ids = torch.as_tensor(tokens, device=self.device)
         return F.embedding(ids, self._embedding).to(self._accumulator)
 
-    def head(self, normed: Tensor) -> Tensor:
-        """[rows, V] from rows behind the final norm."""
-        return self._head(normed.to(self.dtype))
-
-    def layers(self, hidden: Tensor, plan: Plan, cache, shared: _Pass, taps: frozenset[int]) -> tuple[Tensor, dict]:
+    def layers(
+        self, hidden: Tensor, plan: Plan, attention: Attention, taps: Collection[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run the plan's blocks over hidden [rows, hidden]; returns it and the inputs of the tapped layers."""
         tapped, width, eps = {}, (self.config.hidden_size,), self.config.eps
-        for index, attention, mlp in plan:
+        for index, attend, mlp in plan:
             block = self._blocks[index]
             if index in taps:
                 tapped[index] = hidden
-            if attention:
+            if attend:
                 normed = F.rms_norm(hidden, width, block.attention_norm, eps).to(self.dtype)
-                hidden = hidden + self._attend(block, normed, cache.keys[index], cache.values[index], shared)
+                hidden = hidden + self._attend(index, block, normed, attention)
             if mlp:
                 normed = F.rms_norm(hidden, width, block.mlp_norm, eps).to(self.dtype)
                 gate, up = block.gate_up(normed).chunk(2, dim=-1)
                 hidden = hidden + block.down(F.silu(gate) * up)
         return hidden, tapped
 
-    def _prepare(self, cache, width: int, positions, mask: Tensor | None) -> _Pass:
-        start = cache.reserve(width)
-        if positions is None:
-            turns = self._rotations(start + width)[start : start + width]
-        else:
-            turns = self._rotations(max(positions) + 1)[torch.tensor(positions, device=self.device)]
-        narrow = width <= NARROW
-        # A narrow row reads the cache up to the end of the block that holds its own slot; prefill reads what is there.
-        ends = [_block_end(start + i) for i in range(width)] if narrow else [start + width] * width
-        segments = []
-        first = 0
-        while first < width:
-            last = first
-            while last < width and ends[last] == ends[first]:
-                last += 1
-            allowed = _visible(start, width, mask, range(first, last), ends[first], self.device)
-            segments.append((slice(first, last), ends[first], allowed.to(self.dtype)))
-            first = last
-        return _Pass(start, width, turns, tuple(segments), narrow)
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm."""
+        return F.rms_norm(hidden, (self.config.hidden_size,), self._norm, self.config.eps)
 
-    def _rotations(self, positions: int) -> Tensor:
+    def head(self, normed: Tensor) -> Tensor:
+        """[rows, V] from rows behind the final norm."""
+        return self._head(normed.to(self.dtype))
+
+    def rotations(self, positions: int) -> Tensor:
+        """The rotary table, [positions or more, head_dim / 2]; grown when needed."""
         if len(self._turns) < positions:
-            grown = min(max(positions, 2 * len(self._turns), 512), max(positions, self.config.max_positions))
+            grown = max(positions, min(2 * len(self._turns), self.config.max_positions), 512)
             self._turns = rotary.table(self.config, grown, self.dtype, self.device)
         return self._turns
 
-    def _attend(self, block: _Block, x: Tensor, keys: Tensor, values: Tensor, shared: _Pass) -> Tensor:
-        """x [rows, hidden] -> [rows, hidden]; writes the rows' keys and values [kv_heads, capacity, d] on the way."""
-        c, rows = self.config, shared.width
+    def _rotations(self, start: int, width: int, positions: Sequence[int] | None) -> Tensor:
+        if positions is None:
+            return self.rotations(start + width)[start : start + width]
+        return self.rotations(max(positions) + 1)[torch.as_tensor(positions, device=self.device)]
+
+    def _attend(self, index: int, block: _Block, x: Tensor, attention: Attention) -> Tensor:
+        """x [rows, hidden] -> [rows, hidden]."""
+        c, rows = self.config, len(x)
         heads = block.qkv(x).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
         turning = heads[:, : c.heads + c.kv_heads].to(self._accumulator)
-        q, k = turning, None
         if block.q_norm is not None:
             q, k = turning.split([c.heads, c.kv_heads], dim=1)
             q = F.rms_norm(q, (c.head_dim,), block.q_norm, c.eps)
             k = F.rms_norm(k, (c.head_dim,), block.k_norm, c.eps)
-            q = torch.cat([q, k], dim=1)
-        turned = rotary.rotate(q, shared.turns).to(self.dtype)
-        slots = slice(shared.start, shared.start + rows)
-        keys[:, slots] = turned[:, c.heads :].transpose(0, 1)
-        values[:, slots] = heads[:, c.heads + c.kv_heads :].transpose(0, 1)
-        group = c.heads // c.kv_heads
-        if shared.narrow:
-            # Grouped queries are the kernel's query rows: each text row is a batch entry that reads the shared cache in
-            # place, [rows, kv_heads, group, d] against [rows (stride 0), kv_heads, slots, d].
-            q = turned[:, : c.heads].reshape(rows, c.kv_heads, group, c.head_dim)
-            parts = [
-                F.scaled_dot_product_attention(
-                    q[r],
-                    keys[:, :end].expand(r.stop - r.start, -1, -1, -1),
-                    values[:, :end].expand(r.stop - r.start, -1, -1, -1),
-                    attn_mask=allowed[:, None, None, :],
-                )
-                for r, end, allowed in shared.segments
-            ]
-            mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        else:
-            _, end, allowed = shared.segments[0]
-            q = turned[:, : c.heads].transpose(0, 1).unsqueeze(0)
-            mixed = F.scaled_dot_product_attention(
-                q, keys[None, :, :end], values[None, :, :end], attn_mask=allowed, enable_gqa=group > 1
-            )
-            mixed = mixed.squeeze(0).transpose(0, 1)
+            turning = torch.cat([q, k], dim=1)
+        turned = rotary.rotate(turning, attention.turns).to(self.dtype)
+        q, k = turned[:, : c.heads], turned[:, c.heads :]
+        mixed = attention(index, q, k, heads[:, c.heads + c.kv_heads :])
         return block.o(mixed.reshape(rows, c.heads * c.head_dim))
-
-
-def _block_end(slot: int) -> int:
-    return (slot // BLOCK + 1) * BLOCK
-
-
-def _visible(start: int, width: int, mask: Tensor | None, rows: range, end: int, device) -> Tensor:
-    """Additive mask [rows, end]: 0 where a row may look, -inf elsewhere."""
-    slots = torch.arange(end, device=device)
-    if mask is None:
-        own = torch.arange(start + rows.start, start + rows.stop, device=device)
-        seen = slots[None, :] <= own[:, None]
-    else:
-        prefix = start + width - mask.shape[1]
-        seen = (slots < prefix).repeat(len(rows), 1)
-        reach = min(end, start + width)
-        seen[:, prefix:reach] = mask[rows.start : rows.stop, : reach - prefix].to(device)
-    return torch.zeros(seen.shape, device=device).masked_fill_(~seen, -math.inf)

@@ -1,7 +1,7 @@
 """Verify: which drafted nodes stay, and what comes after them.
 
-A verifier is a pure function of (draft, target rows, stream) that returns a `Verdict`; its inputs are never changed.  Each
-declares the laws and shapes it is exact for, and the loop refuses the others by name.
+A verifier is a pure function of (draft, target rows, stream) that returns a `Verdict`; its inputs are never changed.
+Each declares the laws and shapes it is exact for, and the loop refuses the others by name.
 """
 
 from specdec.errors import unknown

@@ -1,7 +1,7 @@
 """The greedy walk: follow the child that is the target's largest logit.
 
-Exact at temperature 0, where the target's law is one-hot, for any proposal of any shape: what is emitted at every node is
-the argmax itself, drafted or not.
+Exact at temperature 0, where the target's law is one-hot, for any proposal of any shape: what is emitted at every
+node is the argmax itself, drafted or not.
 """
 
 from __future__ import annotations

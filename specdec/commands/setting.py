@@ -1,0 +1,49 @@
+"""What `generate` and `bench` share: loading the models that the flags name, and building drafters from them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+import torch
+
+from specdec.drafters import build_drafter, check_k
+from specdec.drafters.base import Drafter, Nothing
+from specdec.errors import UserError
+from specdec.models import LoadedModel, load_model
+from specdec.models.catalogue import locate
+from specdec.models.tokenizer import check_shared
+
+
+def load_target(flags: argparse.Namespace) -> LoadedModel:
+    """The target, with the thread count in force."""
+    if flags.threads is not None and flags.threads < 1:
+        raise UserError(f"--threads {flags.threads}: must be 1 or more")
+    torch.set_num_threads(flags.threads or len(os.sched_getaffinity(0)))
+    return load_model(locate(flags.model), dtype=flags.dtype, device=flags.device)
+
+
+def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -> Callable[[], Drafter]:
+    """A function that makes the drafter called `name` anew for each prompt."""
+    check_k(flags.k)
+    if name == "none":
+        return Nothing
+    draft = None
+    if name == "ngram":
+        spec = {"kind": "ngram"}
+    elif name.split(":")[0] == "layer_skip":
+        layers = name.partition(":")[2] or "4"
+        if not layers.isdigit():
+            raise UserError(f'--draft {name}: "{layers}" is no number of layers; as in layer_skip:4')
+        spec = {"kind": "layer_skip", "layers": int(layers)}
+    else:
+        spec = {"kind": "language_model"}
+        draft = load_model(locate(name), dtype=flags.dtype, device=flags.device)
+        check_shared(target.tokenizer, draft.tokenizer)
+
+    def make() -> Drafter:
+        return build_drafter(spec, target.model, policy=flags.policy, k=flags.k, threshold=flags.threshold, draft=draft)
+
+    make()  # wrong options show now, not at the first prompt
+    return make

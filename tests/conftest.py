@@ -1,0 +1,10 @@
+"""What every test shares: no hub, and one thread, since tiny models gain nothing from more."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+
+torch.set_num_threads(1)

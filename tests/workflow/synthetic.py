@@ -1,0 +1,106 @@
+"""Plausible cells without a model: rounds drawn from a fixed acceptance rate, times from a small cost model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from specdec import records
+from workflow.study.cells import Cell
+from workflow.study.config import StudyConfig
+from workflow.study.prompts import Prompt, evaluation_slice
+
+STEP = 0.02
+ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7}
+COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35}
+
+
+def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt] | None = None, **changes) -> Path:
+    """Write the parquet file of a cell below `root`; `changes` overwrite columns of every row."""
+    prompts = prompts or [Prompt(str(i), f"category {i % 3}", ("text",)) for i in range(12)]
+    path = Path(root) / cell.path
+    rows = [row | changes for row in rows_of(config, cell, prompts)]
+    records.write(path, rows, {"hardware": {"processor": "synthetic"}, "environment": {"python": "3.11"}})
+    return path
+
+
+def write_cells(root: Path, config: StudyConfig, cells: list[Cell], base: Path = Path(".")) -> None:
+    prompts = evaluation_slice(config, base)
+    for cell in cells:
+        write_cell(root, config, cell, prompts)
+
+
+def rows_of(config: StudyConfig, cell: Cell, prompts: list[Prompt]) -> list[dict]:
+    rng = np.random.default_rng(int(hashlib.sha256(cell.path.encode()).hexdigest()[:8], 16))
+    warmup = [row_of(config, cell, prompts[0], arm, rng, warmup=True, slow=10.0) for arm in ("ar", "speculative")]
+    timed = [row_of(config, cell, prompt, arm, rng) for prompt in prompts for arm in ("ar", "speculative")]
+    return warmup + timed
+
+
+def row_of(config, cell, prompt, arm, rng, warmup=False, slow=1.0, accepted=None, drafted=None) -> dict:
+    """One row.  `accepted` and `drafted` fix the rounds, else they are drawn until the length is reached."""
+    length = config.size.max_new_tokens
+    if arm == "ar" or cell.policy == "ar":
+        accepted, drafted = [0] * length, [0] * length
+    elif accepted is None:
+        accepted, drafted = draw_rounds(cell, length, rng)
+    drafted = drafted or [cell.k] * len(accepted)
+    noise = slow * rng.lognormal(0, 0.03, len(accepted))
+    draft_s = noise * STEP * COST.get(cell.draft, 0.0) * np.asarray(drafted)
+    target_s = noise * STEP * (1 + 0.02 * np.asarray(drafted))
+    tokens = sum(accepted) + len(accepted)
+    text = hashlib.sha256(f"{prompt.prompt_id}".encode()).hexdigest()[:16]
+    output = list(range(tokens))
+    record = records.GenerationRecord(prompt_tokens=40, prefill_target_s=slow * 0.05)
+    start = 0
+    for i, kept in enumerate(accepted):
+        ids, start = tuple(output[start : start + kept + 1]), start + kept + 1
+        source = "bonus" if kept == drafted[i] else "correction"
+        stop = "length" if i == len(accepted) - 1 else None
+        times = float(draft_s[i]), float(target_s[i]), 0.001 * slow
+        record.rounds.append(records.RoundRecord(ids, cell.k, drafted[i], kept, source, "depth", *times, stop))
+    return {
+        **cell.columns(),
+        **record.columns(),
+        "prompt_id": prompt.prompt_id,
+        "category": prompt.category,
+        "turn": 1,
+        "repetition": 0,
+        "arm": arm,
+        "warmup": warmup,
+        "prompt_sha": text,
+        "output_sha": text,
+        "loop": False,
+        "weights_bytes": 269_000_000,
+        "draft_weights_bytes": 0,
+        "cache_bytes": 10_000_000,
+        "peak_bytes": 400_000_000,
+        "first_divergence": None,
+        "gap": None,
+        "divergence": None,
+        "top_k": config.sampling.top_k,
+        "top_p": config.sampling.top_p,
+        "draft_temperature": cell.temperature,
+        "max_new_tokens": length,
+        "ignore_eos": cell.ignore_eos,
+        "eos_ids": [2],
+        "hardware_id": "hw",
+        "environment_id": f"env-{cell.dtype}",
+        "model_id": "model",
+        "code_id": "code",
+    }
+
+
+def draw_rounds(cell: Cell, length: int, rng) -> tuple[list[int], list[int]]:
+    """Rounds that add up to `length` tokens, none of them drafting beyond what is left."""
+    accepted, drafted, left = [], [], length
+    while left > 0:
+        budget = min(cell.k, left - 1)
+        depth = budget if cell.policy == "fixed" else min(budget, int(rng.integers(1, cell.k + 1)))
+        kept = int(np.cumprod(rng.random(depth) < ACCEPTANCE.get(cell.draft, 0.5)).sum()) if depth else 0
+        accepted.append(kept)
+        drafted.append(depth)
+        left -= kept + 1
+    return accepted, drafted

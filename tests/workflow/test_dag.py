@@ -1,0 +1,265 @@
+"""What runs and what does not: dry runs over synthetic cells, and a few real jobs with a stand-in for decoding."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.workflow import synthetic
+from tests.workflow.conftest import ROOT
+from workflow.study.cells import TABLES, all_cells
+from workflow.study.config import load
+from workflow.study.plan import FIGURES, Plan, code_hash
+
+pytestmark = pytest.mark.workflow
+
+STAND_IN = """
+import json, os, sys, time
+from pathlib import Path
+from specdec.errors import UserError
+from tests.workflow.synthetic import write_cell
+from workflow.study.prompts import evaluation_slice
+
+def run_cell(config, cell, output):
+    if cell.k == 7:
+        raise UserError("planted mistake")
+    start = time.time()
+    print(f"{cell.name}: prompt 1 of 1, 40.0 tokens/s", file=sys.stderr)
+    time.sleep(0.3)
+    write_cell(Path("."), config, cell, evaluation_slice(config))
+    threads = os.environ["OMP_NUM_THREADS"]
+    Path(f"{cell.name}.json").write_text(json.dumps([start, time.time(), threads]))
+"""
+
+
+def copy_project(folder: Path) -> Path:
+    """A working copy in a folder whose name has a space and Chinese in it."""
+    project = folder / "dir with space" / "推测"
+    project.mkdir(parents=True)
+    leave = shutil.ignore_patterns("__pycache__", "*.gguf", "*.safetensors")
+    for name in ("workflow", "specdec", "env", "tests/workflow"):
+        shutil.copytree(ROOT / name, project / name, ignore=leave)
+    for name in ("Snakefile", "config.yaml"):
+        shutil.copy(ROOT / name, project / name)
+    for name in ("prompts", "report_templates"):
+        os.symlink(ROOT / name, project / name)
+    (project / "workflow" / "study" / "run_cell.py").write_text(STAND_IN)
+    return project
+
+
+def snakemake(project: Path, *arguments: str, check: bool = True) -> str:
+    command = [sys.executable, "-m", "snakemake", *arguments]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
+    output = done.stdout + done.stderr
+    assert (done.returncode == 0) == check, output
+    return output
+
+
+def jobs(output: str) -> dict[str, int]:
+    """The table of jobs of a dry run."""
+    found = re.findall(r"^(all|model|decode|table|figure|report) +(\d+)$", output, re.MULTILINE)
+    return {name: int(count) for name, count in found}
+
+
+def decoded(output: str) -> list[str]:
+    return sorted(set(re.findall(r"decoding (\S+)", output)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A project whose study has run, as far as Snakemake can tell."""
+    project = copy_project(tmp_path_factory.mktemp("finished"))
+    config = load(project / "config.yaml")
+    stamp = project / "resources/models/smollm2-135m-instruct/specdec.json"
+    stamp.parent.mkdir(parents=True)
+    stamp.write_text("{}")
+    synthetic.write_cells(project, config, all_cells(config), project)
+    for folder, names in (("tables", [f"{t}.{e}" for t in TABLES for e in ("csv", "parquet")]), ("figures", FIGURES)):
+        (project / "results" / folder).mkdir()
+        for name in names:
+            (project / "results" / folder / (name if "." in name else f"{name}.svg")).write_text("x")
+    for name in ("report.pdf", "report.html"):
+        (project / "results" / name).write_text("x")
+    snakemake(project, "--touch", "--forceall", "--cores", "1")
+    return project
+
+
+@pytest.fixture
+def edited(finished: Path):
+    """A function that replaces text in a file of the finished project; undone afterwards."""
+    before: dict[Path, str] = {}
+
+    def edit(name: str, old: str, new: str) -> None:
+        path = finished / name
+        text = path.read_text(encoding="utf-8")
+        before.setdefault(path, text)
+        assert old in text
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    yield edit
+    for path, text in before.items():
+        path.write_text(text, encoding="utf-8")
+
+
+def plan_of(project: Path, *arguments: str) -> str:
+    return snakemake(project, "--dry-run", *arguments)
+
+
+def test_a_second_run_has_nothing_to_do_and_comments_count_for_nothing(finished, edited):
+    edited("config.yaml", "study: default", "# a remark\nstudy:   default")
+    edited("specdec/errors.py", "import difflib", "# a remark\nimport difflib")
+    assert "Nothing to be done" in plan_of(finished)
+
+
+def test_a_changed_k_reruns_only_its_rows(finished, edited):
+    edited("config.yaml", "k: [1, 2, 4, 8]", "k: [1, 2, 3, 4, 8]")
+    output = plan_of(finished)
+    assert decoded(output) == ["layer_skip-fixed-k3-t0-s0", "ngram-fixed-k3-t0-s0"]
+
+
+def test_a_changed_draft_reruns_only_its_cells(finished, edited):
+    edited("config.yaml", "max_ngram: 3", "max_ngram: 4")
+    output = plan_of(finished)
+    assert {name.split("-")[0] for name in decoded(output)} == {"ngram"}
+
+
+def test_a_change_inside_the_package_reruns_what_was_decoded_by_it(finished, edited):
+    edited("specdec/errors.py", "cutoff=0.6", "cutoff=0.7")
+    assert jobs(plan_of(finished))["decode"] == 14
+
+
+def test_a_calibrated_value_reruns_only_its_tables(finished, edited):
+    edited("config.yaml", "best_k: 2", "best_k: 4")
+    output = plan_of(finished, "results/tables/dynamic_k.csv", "results/tables/fixed_k.csv")
+    assert jobs(output) == {"table": 1}
+
+
+def test_the_default_study_is_planned_from_nothing(tmp_path):
+    project = copy_project(tmp_path)
+    output = plan_of(project)
+    assert jobs(output) == {"all": 1, "model": 1, "decode": 14, "table": 7, "figure": 5, "report": 1}
+    partial = plan_of(project, "results/tables/dynamic_k.csv")
+    assert jobs(partial) == {"model": 1, "decode": 9, "table": 1}
+    assert not any(name.startswith("ngram") for name in decoded(partial))
+
+
+def test_the_other_pair_is_planned_without_weights_and_stops_before_any_job(finished):
+    assert jobs(plan_of(finished, "--config", "pair=qwen3"))["decode"] == 27
+    output = snakemake(finished, "--cores", "1", "--config", "pair=qwen3", check=False)
+    assert "hf download Qwen/Qwen3-1.7B --local-dir" in output
+    assert "resources/models/qwen3-0.6b" in output
+    assert "Traceback" not in output
+    assert "decoding" not in output.split("error:")[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("pair=qwen", 'error: config: pair is "qwen": unknown pair (did you mean "qwen3"?)'),
+        ("study=True", "error: config: study is true"),
+    ],
+)
+def test_settings_of_the_command_line_are_typed(finished, setting, expected):
+    output = snakemake(finished, "--dry-run", "--config", setting, check=False)
+    assert expected in output
+    assert "Traceback" not in output
+
+
+def test_jobs_run_one_at_a_time_and_mistakes_are_one_line(finished):
+    """With eight cores and no other flag timed jobs do not overlap; K = 7 is planted to fail."""
+    good = [f"results/cells/smollm2/layer_skip-fixed-k{k}-t0-s0.parquet" for k in (5, 6)]
+    output = snakemake(finished, "--cores", "8", *good)
+    assert "2 cells to decode: up to" in output
+    assert "layer_skip-fixed-k5-t0-s0: prompt 1 of 1" in output
+    spans = [json.loads((finished / f"layer_skip-fixed-k{k}-t0-s0.json").read_text()) for k in (5, 6)]
+    spans.sort()
+    assert spans[0][1] <= spans[1][0]
+    assert {span[2] for span in spans} == {str(load(finished / "config.yaml").threads())}
+    log = (finished / "logs/decode/smollm2/layer_skip-fixed-k5-t0-s0.log").read_text(encoding="utf-8")
+    assert "prompt 1 of 1" in log
+    bad = "results/cells/smollm2/layer_skip-fixed-k7-t0-s0.parquet"
+    output = snakemake(finished, "--cores", "8", bad, check=False)
+    assert "\nerror: planted mistake\n" in output
+    assert "failed: logs/decode/smollm2/layer_skip-fixed-k7-t0-s0.log: error: planted mistake" in output
+    assert "Traceback" not in output
+
+
+def test_the_lock_holds_against_another_process(finished):
+    """A job that finds the lock taken says so and waits."""
+    target = "results/cells/smollm2/layer_skip-fixed-k9-t0-s0.parquet"
+    code = (
+        "import sys, time; from filelock import FileLock; from pathlib import Path\n"
+        "lock = FileLock(next(Path('resources').glob('timed-*.lock')))\n"
+        "lock.acquire(); print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=finished, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", target]
+    try:
+        assert holder.stdout.readline().strip() == "held"
+        job = subprocess.Popen(command, cwd=finished, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line in job.stdout:
+            if "waiting for another timed job" in line:
+                break
+        assert not (finished / target).exists()
+        released = time.time()
+    finally:
+        holder.kill()
+        holder.wait()
+    job.communicate()
+    assert job.returncode == 0
+    start, _, _ = json.loads((finished / "layer_skip-fixed-k9-t0-s0.json").read_text())
+    assert start >= released
+
+
+def test_tables_figures_and_the_page_of_snakemake(finished):
+    for path in [*(finished / "results/tables").iterdir(), *(finished / "results/figures").iterdir()]:
+        if "fixed_k" in path.name or "speedup_by_k" in path.name:
+            path.unlink()
+    snakemake(finished, "--cores", "2", "results/figures/speedup_by_k.svg")
+    assert (finished / "results/tables/fixed_k.csv").read_text().startswith("pair,draft,policy,k,")
+    assert "<svg" in (finished / "results/figures/speedup_by_k.svg").read_text()[:500]
+    page = "results/snakemake-report.html"
+    snakemake(finished, "--report", page, "results/figures/speedup_by_k.svg")
+    assert "Speedup against the number of drafted tokens K" in (finished / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("profile", ["default", "slurm"])
+def test_profiles_parse(finished, profile):
+    output = plan_of(finished, "--workflow-profile", f"workflow/profiles/{profile}", "results/tables/fixed_k.csv")
+    assert f"profile workflow/profiles/{profile}" in output
+
+
+def test_the_linter_is_content(finished):
+    assert "good condition" in snakemake(finished, "--lint")
+
+
+def test_rules_are_formatted():
+    command = [sys.executable, "-m", "snakefmt", "--check", "Snakefile", "workflow/rules"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_code_hash_follows_code_and_not_remarks(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n")
+    first = code_hash(tmp_path, ("**/*",))
+    path.write_text("# remark\nx  =  1\n")
+    assert code_hash(tmp_path, ("**/*",)) == first
+    path.write_text("x = 2\n")
+    second = code_hash(tmp_path, ("**/*",))
+    (tmp_path / "b.cpp").write_text("int x;")
+    assert len({first, second, code_hash(tmp_path, ("**/*",))}) == 3
+
+
+def test_every_stage_finds_its_code():
+    for patterns in Plan.__init__.__globals__["CODE"].values():
+        for pattern in patterns:
+            assert any(ROOT.glob(pattern)), pattern

@@ -1,0 +1,1 @@
+"""The study around the decoding package: rules, scripts and their library."""

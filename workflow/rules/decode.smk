@@ -1,0 +1,27 @@
+# One cell, one job, one parquet file: both arms of one point of the study, alternating in one process.
+
+
+rule decode:
+    input:
+        plan.decode_inputs,
+    output:
+        f"results/cells/{plan.pair}/{{cell}}.parquet",
+    log:
+        f"logs/decode/{plan.pair}/{{cell}}.log",
+    conda:
+        "../../env/conda.yaml"
+    # more than there are: scaled down to all of --cores, so that no other job fits beside a timed one; the script holds
+    # a lock as well, against other runs on this machine
+    threads: 1024
+    resources:
+        # for profiles that limit it, and for machines that several workflows share
+        timing_slot=1,
+        mem_mb=8000,
+        runtime=60,
+    params:
+        values=plan.decode_values,
+        code=plan.code("decode"),
+    message:
+        "decoding {wildcards.cell}"
+    script:
+        "../scripts/decode.py"

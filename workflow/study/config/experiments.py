@@ -1,0 +1,131 @@
+"""What is run: prompts, sampling, settings of a run, experiments, sizes of a study, calibrated values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from workflow.study.config.base import (
+    Count,
+    CountOrZero,
+    Depth,
+    DraftName,
+    Nats,
+    Nucleus,
+    PairName,
+    Probability,
+    Section,
+    Seed,
+    Temperature,
+    Text,
+    says,
+)
+
+Dtype = Literal["bfloat16", "float32"]
+Rule = Literal["max_prob", "margin", "entropy", "history"]
+THRESHOLD_RULES = ("max_prob", "margin", "entropy")
+"""Depth rules that compare a confidence with a threshold; `history` looks at past rounds and has none."""
+
+NO_THRESHOLD = {
+    "history": "history looks at past rounds and takes no threshold",
+    "fixed": "fixed takes no threshold",
+    "ar": "ar drafts nothing and takes no threshold",
+}
+
+Depths = Annotated[list[Depth], Field(min_length=1)]
+
+
+class Prompts(Section):
+    """Which prompts there are, and how the slices are drawn from them."""
+
+    files: Annotated[list[Text], Field(min_length=1)]
+    slice_seed: Seed = 0
+    calibration_per_category: CountOrZero = 4
+
+
+class Sampling(Section):
+    """How tokens are drawn, the same in every arm.  Temperatures and seeds belong to the size of a study."""
+
+    top_k: Annotated[int | None, Field(ge=1), says("top_k is an integer from 1, or null for off")] = None
+    top_p: Nucleus | None = None
+    draft_temperature: Temperature | None = None
+
+
+class Run(Section):
+    """The machine's side of a run."""
+
+    dtype: Dtype = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: Annotated[
+        int | None, Field(ge=1, le=1024), says("threads is an integer from 1, or null for all cores the job may use")
+    ] = None
+    repetitions: Count = 1
+    warmup: CountOrZero = 1
+
+
+class FixedK(Section):
+    k: Depths
+
+
+class Thresholds(Section):
+    """The grid of thresholds, by rule."""
+
+    why_not = NO_THRESHOLD
+
+    max_prob: list[Probability] = []
+    margin: list[Probability] = []
+    entropy: list[Nats] = []
+
+    def of(self, rule: str) -> list[float]:
+        return list(getattr(self, rule))
+
+
+class DynamicK(Section):
+    k: Depth
+    rules: list[Rule]
+    thresholds: Thresholds = Thresholds()
+
+
+class Losslessness(Section):
+    k: Depth
+    dtypes: list[Dtype] = []
+
+
+class Experiments(Section):
+    fixed_k: FixedK
+    dynamic_k: DynamicK
+    losslessness: Losslessness
+
+
+class Size(Section):
+    """How much of everything a study takes."""
+
+    per_category: Count | None = None
+    turns: Count = 1
+    max_new_tokens: Annotated[int, Field(ge=1, le=100_000), says("max_new_tokens is an integer from 1 to 100000")]
+    thresholds: Literal["calibrated", "all"] = "calibrated"
+    temperatures: Annotated[list[Temperature], Field(min_length=1)] = [0.0]
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
+
+
+class CalibratedThresholds(Section):
+    why_not = NO_THRESHOLD
+
+    max_prob: Probability | None = None
+    margin: Probability | None = None
+    entropy: Nats | None = None
+
+    def of(self, rule: str) -> float | None:
+        return getattr(self, rule)
+
+
+class Calibrated(Section):
+    """Values chosen on the calibration prompts, for one draft of one pair."""
+
+    best_k: Depth | None = None
+    thresholds: CalibratedThresholds = CalibratedThresholds()
+    provenance: Text
+
+
+Calibration = dict[PairName, dict[DraftName, Calibrated]]

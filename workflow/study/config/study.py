@@ -1,0 +1,169 @@
+"""The whole configuration: its cross-checks, and what the rest of the study asks of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import ValidationError
+
+from specdec.errors import UserError
+from workflow.study.config.base import PairName, Section, explain, refuse, refuse_name, says
+from workflow.study.config.experiments import (
+    THRESHOLD_RULES,
+    Calibrated,
+    Calibration,
+    Experiments,
+    Prompts,
+    Run,
+    Sampling,
+    Size,
+)
+from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, LayerSkipDraft, Model, Pair
+
+
+class StudyConfig(Section):
+    """config.yaml, typed.  Everything below `pair` and `study` is looked up through the methods."""
+
+    pair: Annotated[str, says("the name of one of `pairs` is expected")]
+    study: Annotated[str, says("the name of one of `studies` is expected, such as default or full")]
+    models: dict[str, Model]
+    pairs: dict[PairName, Pair]
+    prompts: Prompts
+    sampling: Sampling
+    run: Run
+    experiments: Experiments
+    studies: dict[str, Size]
+    calibration: Calibration = {}
+
+    # -- the pair and the size in force ---------------------------------------------------------
+    def pair_in_force(self) -> Pair:
+        return self.pairs[self.pair]
+
+    @property
+    def size(self) -> Size:
+        return self.studies[self.study]
+
+    # -- drafts and models ----------------------------------------------------------------------
+    def draft(self, name: str) -> Draft:
+        """The draft of the pair in force, by name."""
+        drafts = self.pair_in_force().drafts
+        if name not in drafts:
+            raise refuse_name("draft", name, f"draft of the pair {self.pair}", drafts)
+        return drafts[name]
+
+    def model(self, name: str) -> Model:
+        if name not in self.models:
+            raise refuse_name("model", name, "model", self.models)
+        return self.models[name]
+
+    def model_path(self, name: str) -> Path:
+        """The folder a model lies in: the user's own, or the place in `resources/models`."""
+        path = self.model(name).path
+        return Path(path).expanduser() if path else MODELS_FOLDER / name
+
+    def target_path(self) -> Path:
+        return self.model_path(self.pair_in_force().target)
+
+    def draft_model_path(self, draft: str) -> Path | None:
+        """The folder of a draft that is a model of its own, else None."""
+        spec = self.draft(draft)
+        return self.model_path(spec.model) if isinstance(spec, LanguageModelDraft) else None
+
+    # -- values of a run ------------------------------------------------------------------------
+    def threads(self) -> int:
+        """Threads of the arithmetic: as configured, else every core this process may use."""
+        return self.run.threads or len(os.sched_getaffinity(0))
+
+    def prompt_files(self) -> list[Path]:
+        return [Path(name).expanduser() for name in [*self.prompts.files, *self.pair_in_force().extra_prompt_files]]
+
+    def calibrated(self, draft: str) -> Calibrated | None:
+        return self.calibration.get(self.pair, {}).get(draft)
+
+    def thresholds(self, draft: str, rule: str) -> list[float | None]:
+        """The thresholds to run: the calibrated one, or the grid where the study is full or nothing is calibrated."""
+        if rule not in THRESHOLD_RULES:
+            return [None]
+        if self.size.thresholds == "calibrated" and (known := self.calibrated(draft)):
+            value = known.thresholds.of(rule)
+            if value is not None:
+                return [value]
+        return list(self.experiments.dynamic_k.thresholds.of(rule))
+
+
+def load_mapping(data: Any, where: str = "config") -> StudyConfig:
+    """Type a mapping.  Raises `UserError`, one line, naming key, value and what is allowed."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: a mapping with the keys {StudyConfig.keys()} is expected")
+    try:
+        config = StudyConfig.model_validate(to_plain(data))
+    except ValidationError as error:
+        raise explain(error) from None
+    check(config)
+    return config
+
+
+def load(path: str | Path = "config.yaml") -> StudyConfig:
+    """Read and type a configuration file."""
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    return load_mapping(data, str(path))
+
+
+def to_plain(data: Any) -> Any:
+    """Ordered mappings, as Snakemake hands them over, as plain ones."""
+    if isinstance(data, dict):
+        return {key: to_plain(value) for key, value in data.items()}
+    return [to_plain(value) for value in data] if isinstance(data, list) else data
+
+
+def check(config: StudyConfig) -> None:
+    """Every name that refers to something must find it; every rule has what it needs."""
+    if config.pair not in config.pairs:
+        raise refuse_name("pair", config.pair, "pair", config.pairs)
+    if config.study not in config.studies:
+        raise refuse_name("study", config.study, "study", config.studies)
+    for name, pair in config.pairs.items():
+        _check_pair(config, f"pairs.{name}", pair)
+    dynamic = config.experiments.dynamic_k
+    for rule in dynamic.rules:
+        if rule in THRESHOLD_RULES and not dynamic.thresholds.of(rule):
+            raise refuse(
+                f"experiments.dynamic_k.thresholds.{rule}", [], f"the rule {rule} needs at least one threshold"
+            )
+    for pair_name, drafts in config.calibration.items():
+        if pair_name not in config.pairs:
+            raise refuse_name(f"calibration.{pair_name}", pair_name, "pair", config.pairs)
+        for draft in drafts:
+            known = config.pairs[pair_name].drafts
+            if draft not in known:
+                raise refuse_name(f"calibration.{pair_name}.{draft}", draft, f"draft of {pair_name}", known)
+
+
+def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
+    if pair.target not in config.models:
+        raise refuse_name(f"{key}.target", pair.target, "model", config.models)
+    if "none" in pair.drafts:
+        raise refuse(f"{key}.drafts", "none", "this name stands for the autoregressive baseline; choose another")
+    if pair.primary not in pair.drafts:
+        raise refuse_name(f"{key}.primary", pair.primary, "draft", pair.drafts)
+    for index, name in enumerate(pair.also):
+        if name not in pair.drafts:
+            raise refuse_name(f"{key}.also[{index}]", name, "draft", pair.drafts)
+    for name, draft in pair.drafts.items():
+        if isinstance(draft, LanguageModelDraft) and draft.model not in config.models:
+            raise refuse_name(f"{key}.drafts.{name}.model", draft.model, "model", config.models)
+    primary = pair.drafts[pair.primary]
+    if config.experiments.dynamic_k.rules and not isinstance(primary, LanguageModelDraft | LayerSkipDraft):
+        text = "the dynamic rules read a draft's probabilities, which this kind has none of; name another draft"
+        raise refuse(f"{key}.primary", pair.primary, text)

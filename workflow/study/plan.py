@@ -1,0 +1,221 @@
+"""What the rules need to know: which files are made of which, and the values each one depends on.
+
+The one idea: a job's `params` hold exactly the values that its result depends on, the code that made it among them.  A
+comment in config.yaml then reruns nothing, a changed K reruns its own cells, and a change inside `specdec/`, which
+Snakemake does not look into, reruns what was decoded by it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import UserError
+from workflow.study.cells import CELLS_FOLDER, PATTERN, TABLES, Cell, cells_for_table
+from workflow.study.config import LanguageModelDraft, StudyConfig, load_mapping
+from workflow.study.prompts import Prompt, digest, evaluation_slice
+
+STAMP = "specdec.json"
+
+SPEED = 30
+"""Tokens a second that a forecast assumes: the default target on two cores, mean of both arms."""
+
+FIGURES: dict[str, tuple[str, ...]] = {
+    "speedup_by_k": ("fixed_k",),
+    "acceptance_by_k": ("fixed_k",),
+    "acceptance_by_position": ("positions",),
+    "speedup_by_acceptance": ("fixed_k", "dynamic_k"),
+    "time_shares": ("time_shares",),
+}
+"""Every figure with the tables it reads."""
+
+CODE = {
+    "decode": ("specdec/**/*", "workflow/study/run_*.py"),
+    "table": tuple(f"workflow/study/{name}.py" for name in ("tables", "columns", "measured", "metrics", "statistics")),
+    "figure": ("workflow/study/figures/*.py",),
+    "report": (
+        "report_templates/**/*",
+        *(f"workflow/study/{name}*.py" for name in ("report", "values", "named", "results", "numbering", "rendering")),
+        *(f"workflow/study/{name}*.py" for name in ("citations", "formulas", "formatting")),
+    ),
+}
+"""The files whose content a stage's results depend on, beyond its script."""
+
+
+class Plan:
+    """The study as Snakemake sees it.  Methods that take `wildcards` are input or params functions of rules."""
+
+    def __init__(self, config: Mapping, base: str | Path):
+        self.config: StudyConfig = load_mapping(config)
+        self.base = Path(base)
+        self.started = time.time()
+
+    @classmethod
+    def of(cls, config: Mapping, base: str | Path) -> Plan:
+        """The plan, or one line on the terminal and exit code 1."""
+        try:
+            plan = cls(config, base)
+            plan.prompts  # noqa: B018 -- a missing or broken file of prompts should show here, before any job
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        return plan
+
+    @property
+    def pair(self) -> str:
+        return self.config.pair
+
+    # -- what there is ----------------------------------------------------------------------------
+    @property
+    def cell_pattern(self) -> str:
+        return PATTERN
+
+    @property
+    def tables(self) -> list[str]:
+        return list(TABLES)
+
+    @property
+    def figures(self) -> list[str]:
+        return list(FIGURES)
+
+    @property
+    def model_pattern(self) -> str:
+        """The models that the workflow fetches and converts itself."""
+        return "|".join(re.escape(name) for name, model in self.config.models.items() if model.made_here) or "none made"
+
+    # -- models -----------------------------------------------------------------------------------
+    def model_values(self, wildcards: Any) -> dict:
+        return self._source(wildcards.model)
+
+    def _source(self, name: str) -> dict:
+        return self.config.model(name).model_dump(exclude_none=True)
+
+    def _models_of(self, cell: Cell) -> list[str]:
+        names = [self.config.pair_in_force().target]
+        if cell.draft != "none" and isinstance(spec := self.config.draft(cell.draft), LanguageModelDraft):
+            names.append(spec.model)
+        return names
+
+    def start(self, rules: Iterable[str]) -> None:
+        """Before the first job: stop where weights of the user's own are missing, else say how long it may take."""
+        jobs = sum(rule == "decode" for rule in rules)
+        if not jobs:
+            return
+        if missing := self.missing_weights():
+            sys.exit("\n".join(missing))
+        print(f"{jobs} cells to decode: {self.forecast(jobs)}", file=sys.stderr)
+
+    def missing_weights(self) -> list[str]:
+        """One message for each model of the user's own that the pair needs and whose folder is not there."""
+        missing = []
+        for name in self.config.pair_in_force().models:
+            model, folder = self.config.model(name), self.config.model_path(name)
+            if model.made_here or (folder / "config.json").is_file():
+                continue
+            how = f"hf download {model.hub} --local-dir '{folder}'" if model.hub else "put the checkpoint there"
+            missing.append(f"error: model {name} is not in {folder} (no config.json there); to get it: {how}")
+        return missing
+
+    def forecast(self, jobs: int) -> str:
+        """What the cells may take at SPEED, both arms, if no answer ends early."""
+        config = self.config
+        answers = sum(len(prompt.turns) for prompt in self.slice) * config.run.repetitions
+        hours = jobs * 2 * answers * config.size.max_new_tokens / SPEED / 3600
+        time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+        return f"up to {time} at {SPEED} tokens/s"
+
+    # -- cells ------------------------------------------------------------------------------------
+    def cell(self, wildcards: Any) -> Cell:
+        return Cell.from_name(self.pair, wildcards.cell)
+
+    def decode_inputs(self, wildcards: Any) -> list[str]:
+        """The stamps of the models a cell needs, where the workflow makes them."""
+        models = [(name, self.config.model(name)) for name in self._models_of(self.cell(wildcards))]
+        return [f"{self.config.model_path(name).as_posix()}/{STAMP}" for name, model in models if model.made_here]
+
+    def decode_values(self, wildcards: Any) -> dict:
+        """Everything a cell's rows depend on that is not in its name."""
+        config, cell = self.config, self.cell(wildcards)
+        pair, run = config.pair_in_force(), config.run
+        values = {
+            "models": {name: self._source(name) for name in self._models_of(cell)},
+            "draft": None if cell.draft == "none" else config.draft(cell.draft).model_dump(),
+            "chat": pair.chat.model_dump(exclude_none=True),
+            "prompts": self.prompts,
+            "max_new_tokens": config.size.max_new_tokens,
+            "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup")},
+        }
+        if cell.temperature > 0:
+            values["sampling"] = config.sampling.model_dump()
+        return values
+
+    @cached_property
+    def slice(self) -> list[Prompt]:
+        return evaluation_slice(self.config)
+
+    @cached_property
+    def prompts(self) -> str:
+        return digest(self.slice)
+
+    # -- tables, figures, report ------------------------------------------------------------------
+    def table_inputs(self, wildcards: Any) -> list[str]:
+        return [cell.path for cell in cells_for_table(self.config, wildcards.table)]
+
+    def table_values(self, wildcards: Any) -> dict:
+        values: dict = {
+            "pair": self.pair,
+            "cells": [cell.name for cell in cells_for_table(self.config, wildcards.table)],
+        }
+        if wildcards.table in ("dynamic_k", "best_k"):
+            values["calibration"] = {
+                name: {"best_k": known.best_k, "provenance": known.provenance}
+                for name, known in sorted(self.config.calibration.get(self.pair, {}).items())
+            }
+        return values
+
+    def figure_inputs(self, wildcards: Any) -> list[str]:
+        return [f"results/tables/{table}.csv" for table in FIGURES[wildcards.figure]]
+
+    def report_values(self, wildcards: Any) -> dict:
+        """The report prints the configuration in force."""
+        return self.config.model_dump(mode="json")
+
+    # -- code and failures ------------------------------------------------------------------------
+    def code(self, stage: str) -> str:
+        """A hash of the files a stage depends on."""
+        return code_hash(self.base, CODE[stage])
+
+    def failures(self) -> str:
+        """For each log written in this run that ends in an error: its name and that line."""
+        found = []
+        for path in sorted(Path("logs").rglob("*.log")):
+            if path.stat().st_mtime < self.started:
+                continue
+            lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+            if lines and (lines[-1].startswith("error: ") or "Traceback (most recent call last):" in lines):
+                found.append(f"failed: {path}: {lines[-1]}")
+        return "\n".join(found) or "failed; the lines above name the rule and its log"
+
+
+def code_hash(base: Path, patterns: tuple[str, ...]) -> str:
+    """A hash of the files that match.  Comments and layout of Python files do not count."""
+    total = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in base.glob(pattern) if path.is_file()}):
+        if "__pycache__" in path.parts or path.name.startswith(".") or path.suffix in (".so", ".o"):
+            continue
+        content = path.read_bytes()
+        if path.suffix == ".py":
+            with contextlib.suppress(SyntaxError, ValueError):
+                content = ast.dump(ast.parse(content)).encode()
+        total.update(path.relative_to(base).as_posix().encode() + b"\0" + hashlib.sha256(content).digest())
+    return total.hexdigest()[:16]
+
+
+__all__ = ["CELLS_FOLDER", "FIGURES", "STAMP", "Plan", "code_hash"]

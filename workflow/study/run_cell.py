@@ -1,0 +1,199 @@
+"""Run one cell: both arms over the same prompts, alternating in one process, and one parquet file.
+
+Prompt by prompt the baseline and the speculative arm take turns, and who goes first alternates, so that a machine that
+drifts hits both alike.  The cell of the baseline runs it against itself: its ratio is the noise floor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specdec import records
+from specdec.decode import Generation, Request, autoregressive, speculative
+from specdec.drafters import build_drafter
+from specdec.drafters.base import Drafter, Nothing
+from specdec.errors import UserError
+from specdec.loops import is_loop
+from specdec.measure import fingerprint
+from specdec.measure.audit import audit
+from specdec.models import LoadedModel, load_model
+from specdec.models.selftest import width_invariant
+from specdec.models.tokenizer import check_shared
+from specdec.sampling import Sampling
+from specdec.verifiers import build_verifier
+from workflow.study.cells import Cell
+from workflow.study.config import LanguageModelDraft, StudyConfig
+from workflow.study.prompts import Prompt, evaluation_slice
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a cell runs on: the loaded models and the settings that every generation shares."""
+
+    config: StudyConfig
+    cell: Cell
+    target: LoadedModel
+    draft: LoadedModel | None
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, config: StudyConfig, cell: Cell) -> Bench:
+        pair, run = config.pair_in_force(), config.run
+        torch.set_num_threads(config.threads())
+        target = load_model(config.model_path(pair.target), dtype=cell.dtype, device=run.device)
+        spec = None if cell.draft == "none" else config.draft(cell.draft)
+        draft = None
+        if isinstance(spec, LanguageModelDraft):
+            draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device)
+            check_shared(target.tokenizer, draft.tokenizer)
+        sampling = Sampling(
+            cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
+        )
+        return cls(config, cell, target, draft, sampling)
+
+    def drafter(self) -> Drafter:
+        cell = self.cell
+        if cell.draft == "none":
+            return Nothing()
+        spec = self.config.draft(cell.draft).model_dump()
+        return build_drafter(
+            spec, self.target.model, policy=cell.policy, k=cell.k, threshold=cell.threshold, draft=self.draft
+        )
+
+    def generation(self, arm: str, ids: Sequence[int], prompt_id: str) -> Generation:
+        cell, tokenizer = self.cell, self.target.tokenizer
+        request = Request(
+            prompt=ids,
+            max_new_tokens=self.config.size.max_new_tokens,
+            sampling=self.sampling,
+            seed=cell.seed,
+            prompt_id=prompt_id,
+            eos_ids=frozenset() if cell.ignore_eos else frozenset(tokenizer.eos_ids),
+        )
+        if arm == "ar":
+            return autoregressive(self.target.model, request)
+        return speculative(self.target.model, self.drafter(), request, k=cell.k, verifier=build_verifier(cell.verifier))
+
+    @property
+    def draft_bytes(self) -> int:
+        """Weights that one draft step reads."""
+        if self.draft is not None:
+            return self.draft.model.weight_bytes()
+        model = getattr(self.drafter(), "model", None)
+        return self.target.model.weight_bytes(model.plan) if model is not None else 0
+
+
+def run_cell(config: StudyConfig, cell: Cell, output: Path) -> None:
+    """Decode every prompt of the slice in both arms and write `output`, whole or not at all."""
+    bench = Bench.of(config, cell)
+    prompts = evaluation_slice(config)
+    device = config.run.device
+    invariant = width_invariant(bench.target.model)
+    blocks = {
+        "hardware": fingerprint.hardware(device),
+        "environment": fingerprint.environment(cell.dtype, device, invariant),
+        "model": {"target": bench.target.model_id, "draft": bench.draft.model_id if bench.draft else None},
+        "code": fingerprint.code(ROOT),
+    }
+    ids = {f"{name}_id": fingerprint.identity(block) for name, block in blocks.items()}
+    before = fingerprint.state(device)
+    for _ in range(config.run.warmup):
+        _warm(bench, prompts[0])
+    rows: list[dict] = []
+    for repetition in range(config.run.repetitions):
+        for i, prompt in enumerate(prompts):
+            swap = (i + repetition) % 2 == 1
+            new = _run_prompt(bench, prompt, repetition, ("speculative", "ar") if swap else ("ar", "speculative"))
+            rows += [row | ids for row in new]
+            _progress(cell, i, len(prompts), new)
+    state = {"before": before, "after": fingerprint.state(device)}
+    records.write(output, rows, {**blocks, "state": state, "cell": cell.columns()})
+
+
+def _warm(bench: Bench, prompt: Prompt) -> None:
+    ids = _encode(bench, prompt, [])
+    for arm in ("ar", "speculative"):
+        bench.generation(arm, ids, f"warmup-{prompt.prompt_id}").run()
+
+
+def _run_prompt(bench: Bench, prompt: Prompt, repetition: int, order: tuple[str, ...]) -> list[dict]:
+    """Rows of every turn.  A later turn continues from the baseline's answer in both arms."""
+    rows, answers = [], []
+    for turn in range(len(prompt.turns)):
+        ids = _encode(bench, prompt, answers)
+        made = {arm: bench.generation(arm, ids, f"{prompt.prompt_id}/{turn}") for arm in order}
+        for generation in made.values():
+            generation.run()
+        rows += [_row(bench, prompt, turn, repetition, arm, ids, made) for arm in ("ar", "speculative")]
+        answers.append(bench.target.tokenizer.decode(made["ar"].record.output_ids))
+    return rows
+
+
+def _encode(bench: Bench, prompt: Prompt, answers: list[str]) -> list[int]:
+    messages = []
+    for i, text in enumerate(prompt.turns[: len(answers) + 1]):
+        messages.append({"role": "user", "content": text})
+        if i < len(answers):
+            messages.append({"role": "assistant", "content": answers[i]})
+    thinking = bench.config.pair_in_force().chat.enable_thinking
+    ids = bench.target.tokenizer.chat(messages, enable_thinking=thinking)
+    longest = bench.target.model.config.max_positions
+    if len(ids) >= longest:
+        raise UserError(f"prompt {prompt.prompt_id}: {len(ids)} tokens, but the target's context holds {longest}")
+    return ids
+
+
+def _row(bench: Bench, prompt: Prompt, turn: int, repetition: int, arm: str, ids: list[int], made: dict) -> dict:
+    cell, config, generation = bench.cell, bench.config, made[arm]
+    record = generation.record
+    row = {
+        **cell.columns(),
+        **record.columns(),
+        "prompt_id": prompt.prompt_id,
+        "category": prompt.category,
+        "turn": turn,
+        "repetition": repetition,
+        "arm": arm,
+        "warmup": False,
+        "prompt_sha": _sha(ids),
+        "output_sha": _sha(record.output_ids),
+        "loop": is_loop(record.output_ids),
+        "weights_bytes": bench.target.model.weight_bytes(),
+        "draft_weights_bytes": 0 if arm == "ar" else bench.draft_bytes,
+        "cache_bytes": generation.cache.bytes,
+        "peak_bytes": fingerprint.peak_bytes(config.run.device),
+        "top_k": bench.sampling.top_k,
+        "top_p": bench.sampling.top_p,
+        "draft_temperature": bench.sampling.for_draft.temperature,
+        "max_new_tokens": config.size.max_new_tokens,
+        "ignore_eos": cell.ignore_eos,
+        "eos_ids": list(bench.target.tokenizer.eos_ids),
+    }
+    if arm == "speculative" and bench.sampling.greedy:
+        found = audit(bench.target.model, ids, made["ar"].record.output_ids, record.output_ids)
+        if found is not None:
+            row |= {"first_divergence": found.index, "gap": found.gap, "divergence": found.kind}
+    return row
+
+
+def _sha(ids: Sequence[int]) -> str:
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
+
+
+def _progress(cell: Cell, i: int, total: int, rows: list[dict]) -> None:
+    speed = {arm: sum(r["tokens"] for r in rows if r["arm"] == arm) for arm in ("ar", "speculative")}
+    seconds = {arm: sum(r["total_s"] for r in rows if r["arm"] == arm) for arm in ("ar", "speculative")}
+    print(
+        f"{cell.name}: prompt {i + 1} of {total}, {speed['ar'] / seconds['ar']:.1f} tokens/s alone, "
+        f"{speed['speculative'] / seconds['speculative']:.1f} with the draft",
+        file=sys.stderr,
+        flush=True,
+    )

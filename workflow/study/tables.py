@@ -1,0 +1,206 @@
+"""Tables from cells.  One function a table; which cells it is made of stands in `cells`.
+
+Every row of a decode table is a cell against its own baseline, decoded beside it in the same process; the baseline
+against itself is a row too, and its interval is the band inside which no difference is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from specdec.errors import unknown
+from workflow.study import metrics, statistics
+from workflow.study.cells import Cell, cells_for_table
+from workflow.study.columns import CELL, to_arrow
+from workflow.study.config import StudyConfig
+from workflow.study.measured import Measured, comparable, load, same_machine
+
+Cells = Mapping[Cell, Measured]
+Rows = list[dict]
+
+
+def build(config: StudyConfig, table: str, root: str | Path = ".") -> pa.Table:
+    """One table, from the files of its cells below `root`."""
+    if table not in BUILDERS:
+        raise unknown("table", table, BUILDERS)
+    cells = {cell: load(Path(root) / cell.path) for cell in cells_for_table(config, table)}
+    return to_arrow(table, BUILDERS[table](config, cells))
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def fixed_k(config: StudyConfig, cells: Cells) -> Rows:
+    """The baseline against itself and every draft at every fixed K."""
+    return [decode_row(found, cells) for found in cells.values()]
+
+
+def dynamic_k(config: StudyConfig, cells: Cells) -> Rows:
+    """Every rule and every fixed K, with the gain over the best fixed K."""
+    gains = _gains(config, cells)
+    return [decode_row(found, cells) | gains[cell] for cell, found in cells.items()]
+
+
+def decode_row(found: Measured, cells: Cells) -> dict:
+    """The columns that all decode tables share."""
+    total, decode = found.speedup, found.decode_speedup
+    counted = metrics.counts(found)
+    return {
+        **_identity(found.cell),
+        **{name: getattr(counted, name) for name in ("prompts", "tokens", "rounds", "drafted", "accepted")},
+        **metrics.ratios(counted, found.cell.shape),
+        "speedup": total.value,
+        "speedup_low": total.low,
+        "speedup_high": total.high,
+        "verdict": statistics.verdict(total, _noise(found, cells)),
+        "decode_speedup": decode.value,
+        "decode_speedup_low": decode.low,
+        "decode_speedup_high": decode.high,
+    }
+
+
+def _identity(cell: Cell) -> dict:
+    return {name: getattr(cell, name) for name in CELL}
+
+
+def _noise(found: Measured, cells: Cells) -> statistics.Estimate | None:
+    """What the baseline against itself shows on the same machine, at the same temperature, seed and number format."""
+    alike = (found.cell.temperature, found.cell.seed, found.cell.dtype)
+    for cell, baseline in cells.items():
+        if cell.policy == "ar" and (cell.temperature, cell.seed, cell.dtype) == alike:
+            same_machine(found, baseline)
+            return baseline.speedup
+    return None
+
+
+# -- gain over the best fixed K -------------------------------------------------------------------
+
+
+def references(config: StudyConfig, cells: Cells) -> dict[tuple, tuple[Cell, str, str]]:
+    """By (draft, temperature, seed): the best fixed K's cell, what it was chosen on, and where the choice comes from.
+
+    The calibrated K where there is one and it was run; else the best measured, which flatters the reference a little
+    and so never a dynamic rule.
+    """
+    groups: dict[tuple, list[Cell]] = {}
+    for cell in cells:
+        if cell.policy == "fixed":
+            groups.setdefault(_group(cell), []).append(cell)
+    chosen = {}
+    for group, members in groups.items():
+        known = config.calibrated(group[0])
+        match = [cell for cell in members if known is not None and cell.k == known.best_k]
+        if match:
+            chosen[group] = (match[0], "calibration", known.provenance)
+        else:
+            best = max(members, key=lambda cell: cells[cell].speedup.value or 0.0)
+            chosen[group] = (best, "measured", "no calibrated value among the fixed K that were run")
+    return chosen
+
+
+def _group(cell: Cell) -> tuple:
+    return cell.draft, cell.temperature, cell.seed
+
+
+def _gains(config: StudyConfig, cells: Cells) -> dict[Cell, dict]:
+    chosen = references(config, cells)
+    found, families = {}, {}
+    for cell, new in cells.items():
+        estimate, p_value = statistics.Estimate(None), None
+        if cell.policy != "ar" and _group(cell) in chosen:
+            reference = chosen[_group(cell)][0]
+            keys = comparable(new, cells[reference])
+            arms = new.arms(keys=keys), cells[reference].arms(keys=keys)
+            estimate = statistics.gain(*arms)
+            if cell.policy != "fixed":
+                # the family of comparisons: all rules against the best fixed K of one draft
+                p_value = statistics.gain_p_value(*arms)
+                families.setdefault(_group(cell), []).append((cell, p_value))
+        found[cell] = {"gain": estimate.value, "gain_low": estimate.low, "gain_high": estimate.high}
+        found[cell]["gain_p_holm"] = None
+    for family in families.values():
+        adjusted = statistics.holm([p_value for _, p_value in family])
+        for (cell, _), p_value in zip(family, adjusted, strict=True):
+            found[cell]["gain_p_holm"] = p_value
+    return found
+
+
+def best_k(config: StudyConfig, cells: Cells) -> Rows:
+    """Which fixed K the rules were compared with, and why that one."""
+    return [
+        {
+            "pair": config.pair,
+            "draft": draft,
+            "temperature": temperature,
+            "seed": seed,
+            "best_k": cell.k,
+            "chosen_on": source,
+            "provenance": provenance,
+        }
+        for (draft, temperature, seed), (cell, source, provenance) in references(config, cells).items()
+    ]
+
+
+# -- the other tables -----------------------------------------------------------------------------
+
+
+def losslessness(config: StudyConfig, cells: Cells) -> Rows:
+    """Greedy outputs against the baseline's, prompt by prompt; looped rows count here, exactness has no favourites."""
+    return [_audit(found) for found in cells.values()]
+
+
+def _audit(found: Measured) -> dict:
+    rows = found.speculative
+    differs = rows["output_sha"] != found.baseline["output_sha"]
+    # a difference that nobody has explained is a real one
+    near = differs & (rows["divergence"] == NEAR_TIE)
+    real = (differs & ~near).groupby(level="prompt_id").any()
+    near = near.groupby(level="prompt_id").any() & ~real
+    places, gaps = rows["first_divergence"][differs].dropna(), rows["gap"][differs].dropna()
+    cell = found.cell
+    return {
+        **{name: getattr(cell, name) for name in ("pair", "draft", "policy", "k", "dtype")},
+        "prompts": len(real),
+        "tokens": int(rows["tokens"].sum()),
+        "identical": int((~real & ~near).sum()),
+        "first_divergence": int(places.min()) if len(places) else None,
+        "gap": float(gaps.max()) if len(gaps) else None,
+        "near_ties": int(near.sum()),
+        "real_mismatches": int(real.sum()),
+    }
+
+
+NEAR_TIE = "near_tie"
+"""The value of the column `divergence` where the two tokens' logits lie within rounding of each other."""
+
+
+def positions(config: StudyConfig, cells: Cells) -> Rows:
+    return [_identity(cell) | vars(place) for cell, found in cells.items() for place in metrics.positions_of(found)]
+
+
+def time_shares(config: StudyConfig, cells: Cells) -> Rows:
+    return [_identity(cell) | metrics.time_shares(found) for cell, found in cells.items()]
+
+
+def cells_table(config: StudyConfig, cells: Cells) -> Rows:
+    """Everything about every cell, for the appendix."""
+    return [
+        decode_row(found, cells)
+        | {name: getattr(cell, name) for name in ("shape", "nodes", "verifier", "dtype")}
+        | metrics.details(found)
+        for cell, found in cells.items()
+    ]
+
+
+BUILDERS: dict[str, Callable[[StudyConfig, Cells], Iterable[dict]]] = {
+    "fixed_k": fixed_k,
+    "dynamic_k": dynamic_k,
+    "losslessness": losslessness,
+    "best_k": best_k,
+    "positions": positions,
+    "time_shares": time_shares,
+    "cells": cells_table,
+}
