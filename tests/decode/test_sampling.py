@@ -98,7 +98,7 @@ def test_a_forbidden_token_stays_forbidden():
     assert law[1] == 0 and torch.isfinite(law).all()
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_greedy_target_makes_a_greedy_draft():
     assert Sampling(temperature=0.0, draft_temperature=1.0).for_draft.greedy and GREEDY.for_draft.greedy
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
+# -- streams ----------------------------------------------------------------------------------------------------------
 
 
 def numbers(stream: RandomStream, count: int = 20) -> list[int]:

@@ -23,7 +23,7 @@ def top(confidence: float) -> torch.Tensor:
     return logits(confidence, *[(1 - confidence) / 3] * 3)
 
 
-# -- numbers by hand ---------------------------------------------------------------------------------------------------
+# -- numbers by hand --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rules_leave_the_logits_alone():
         assert torch.equal(row, before)
 
 
-# -- the history schedule ----------------------------------------------------------------------------------------------
+# -- the history schedule ---------------------------------------------------------------------------------------------
 
 
 def test_history_grows_by_two_after_full_acceptance_and_shrinks_by_one_otherwise():
@@ -125,7 +125,7 @@ def test_history_begins_anew_with_each_prompt():
     assert rule.depth == 4
 
 
-# -- rules inside a chain ----------------------------------------------------------------------------------------------
+# -- rules inside a chain ---------------------------------------------------------------------------------------------
 
 
 def test_the_unsure_token_is_kept_and_ends_the_round():
@@ -236,7 +236,7 @@ def test_greedy_settings_are_the_default_here():
     assert GREEDY.greedy
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------
+# -- refused ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["max_prob", "margin", "entropy"])
@@ -259,5 +259,7 @@ def test_a_threshold_that_would_be_ignored_is_refused(name):
 
 
 def test_an_unknown_rule_names_the_nearest_and_all_that_are_known():
-    with pytest.raises(UserError, match=r'unknown depth rule "max_probs" \(did you mean "max_prob"\?\).*entropy.*margin'):
+    with pytest.raises(
+        UserError, match=r'unknown depth rule "max_probs" \(did you mean "max_prob"\?\).*entropy.*margin'
+    ):
         build_rule("max_probs", 4, 0.5)

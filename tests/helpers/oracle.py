@@ -1,4 +1,4 @@
-"""Drafters with an answer in mind: one that knows the target's own text and lies where it is told to, and hostile ones."""
+"""Drafters for tests: one that knows the target's own text and lies where it is told to, and hostile ones."""
 
 from __future__ import annotations
 

@@ -111,6 +111,17 @@ def transformer(
     return convert(reference(variant, layers, seed, torch.float32, **changes), dtype)
 
 
+@cache
+def cousin(variant: str, layers: int = 2, noise: float = 0.1, dtype: torch.dtype = torch.float64) -> Transformer:
+    """The same model with noise on its weights: a draft that is often right and often wrong."""
+    model, generator = reference(variant, layers), torch.Generator().manual_seed(11)
+    weights = {
+        name: value + noise * value.std() * torch.randn(value.shape, generator=generator) if value.dim() > 1 else value
+        for name, value in model.state_dict().items()
+    }
+    return Transformer(ModelConfig.from_dict(model.config.to_dict(), "test"), weights, dtype=dtype)
+
+
 @torch.no_grad()
 def logits_of(model, tokens: Iterable[int]) -> Tensor:
     """Transformers' own logits [rows, V] of a whole text."""
@@ -221,12 +232,15 @@ _GGUF_NAMES = {
 }
 
 
-def gguf(path: Path, model=None, *, extra_tensor: str | None = None, scaling: str | None = None) -> None:
+def gguf(
+    path: Path, model=None, *, kind: str = "F32", extra_tensor: str | None = None, scaling: str | None = None
+) -> None:
     """Write Transformers' `model` as a GGUF file with its tokenizer, laid out as llama.cpp's converter does.
 
-    For the `llama` architecture the rows of q and k are interleaved: element i of a head's first half, then of its second.
+    Matrices are stored as `kind` (`F32`, `Q8_0`, `Q4_1`, ...).  For the `llama` architecture the rows of q and k are
+    interleaved: element i of a head's first half, then of its second.
     """
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
     model = model or reference("llama")
     c = model.config
@@ -267,7 +281,9 @@ def gguf(path: Path, model=None, *, extra_tensor: str | None = None, scaling: st
         if heads and c.model_type == "llama":
             rows = value.shape[0] // heads // 2
             value = value.reshape(heads, 2, rows, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
-        writer.add_tensor(f"{prefix}{_GGUF_NAMES[stem]}.{suffix}", value.float().contiguous().numpy())
+        stored = GGMLQuantizationType[kind if value.dim() == 2 else "F32"]
+        data = quantize(value.float().contiguous().numpy(), stored)
+        writer.add_tensor(f"{prefix}{_GGUF_NAMES[stem]}.{suffix}", data, raw_dtype=stored)
     if extra_tensor:
         writer.add_tensor(extra_tensor, torch.zeros(4).numpy())
     writer.write_header_to_file()

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from specdec.models.kvcache import BLOCK
 from specdec.models.attention import NARROW
+from specdec.models.kvcache import BLOCK
 from specdec.tree import Draft
 from tests.helpers import tiny
 

@@ -6,6 +6,7 @@ import torch
 from specdec.decode import Request, autoregressive
 from specdec.errors import UserError
 from specdec.models.config import ModelConfig
+from specdec.models.gguf import GGUFFile
 from specdec.models.loading import load_model
 from tests.helpers import tiny
 
@@ -49,6 +50,19 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(tmp_path, variant):
     assert loaded.tokenizer.chat([{"role": "user", "content": "the cat"}])[0] == tiny.BOS
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1", "Q4_0"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2"])
+def test_a_gguf_file_holds_the_tensors_that_transformers_reads_from_it(tmp_path, variant, kind):
+    from transformers import AutoModelForCausalLM
+
+    tiny.gguf(tmp_path / "model.gguf", tiny.reference(variant), kind=kind)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32).state_dict()
+    ours = dict(GGUFFile(tmp_path / "model.gguf").tensors())
+    assert set(ours) == set(theirs)
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
 def test_a_tied_checkpoint_may_store_its_head_as_well(tmp_path):
     theirs = tiny.checkpoint(tmp_path, "llama-tied")
 
@@ -77,7 +91,7 @@ def test_a_device_that_is_not_there_is_named(folder):
     assert 'device "cuda"' in refusal(folder, device="cuda")
 
 
-# -- refused by configuration, before a weight is read ------------------------------------------------------------------
+# -- refused by configuration, before a weight is read ----------------------------------------------------------------
 
 CONFIGURATIONS = {
     "unknown model_type": ({"model_type": "gpt2"}, ["gpt2", "llama", "mistral", "qwen2", "qwen3"]),
@@ -131,7 +145,7 @@ def test_qwens_window_that_is_switched_off_is_no_window():
     ModelConfig.from_dict(raw, "test")
 
 
-# -- refused for their files -------------------------------------------------------------------------------------------
+# -- refused for their files ------------------------------------------------------------------------------------------
 
 
 def test_a_missing_folder_is_named(tmp_path):
@@ -245,7 +259,7 @@ def test_gguf_files_that_are_not_covered_are_refused_by_name(tmp_path):
         assert "cut.gguf" in refusal(tmp_path / "cut.gguf")
 
 
-# -- the vocabulary ----------------------------------------------------------------------------------------------------
+# -- the vocabulary ---------------------------------------------------------------------------------------------------
 
 
 def test_padding_the_vocabulary_is_asked_for_never_done_in_silence(tmp_path):

@@ -55,7 +55,7 @@ def test_the_fingerprint_tells_tokenizers_and_templates_apart(tmp_path):
     assert saved(tmp_path / "e").fingerprint == saved(tmp_path / "a").fingerprint
 
 
-# -- ends of text ------------------------------------------------------------------------------------------------------
+# -- ends of text -----------------------------------------------------------------------------------------------------
 
 
 def test_either_of_two_ends_of_text_in_the_generation_configuration_counts(tmp_path):
@@ -84,7 +84,7 @@ def test_a_disagreement_about_the_end_of_text_is_said_aloud(tmp_path):
         assert Tokenizer.load(tmp_path).eos_ids == (tiny.END,)
 
 
-# -- prompts -----------------------------------------------------------------------------------------------------------
+# -- prompts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
@@ -114,7 +114,7 @@ def test_without_a_template_a_prompt_is_its_text(tmp_path):
     assert tokenizer.decode(tokenizer.chat([{"role": "user", "content": "the cat"}])) == "the cat"
 
 
-# -- stop strings ------------------------------------------------------------------------------------------------------
+# -- stop strings -----------------------------------------------------------------------------------------------------
 
 
 def test_a_stop_string_may_span_tokens(tmp_path):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from specdec.models.attention import NARROW
 from specdec.models.kvcache import BLOCK
 from specdec.models.linear import Linear, can_pack
 from specdec.models.selftest import width_invariant
-from specdec.models.attention import NARROW
 from tests.helpers import tiny
 
 packed = pytest.mark.skipif(not can_pack(), reason="this processor has no packed bf16 products")

@@ -36,7 +36,7 @@ def near(law, expected, tolerance=1e-12) -> bool:
     return max(abs(a - b) for a, b in zip(law, expected, strict=True)) <= tolerance
 
 
-# -- greedy ------------------------------------------------------------------------------------------------------------
+# -- greedy -----------------------------------------------------------------------------------------------------------
 
 
 def greedy(draft: Draft, *best: int) -> Verdict:
@@ -74,7 +74,7 @@ def test_at_temperature_zero_the_largest_target_probability_wins_whatever_p_over
         assert verdict == Verdict((), 1, "correction")
 
 
-# -- rejection, exact laws ---------------------------------------------------------------------------------------------
+# -- rejection, exact laws --------------------------------------------------------------------------------------------
 
 
 def point(token: int, p, bonus=(0.2, 0.3, 0.5)):
@@ -191,7 +191,7 @@ def test_draft_and_target_may_differ_in_precision():
         build_verifier("rejection").verify(draft, TargetRows(logits, PLAIN), RandomStream(0, "", ""))
 
 
-# -- manners -----------------------------------------------------------------------------------------------------------
+# -- manners ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
@@ -230,7 +230,9 @@ def test_a_law_a_rule_is_not_exact_for_is_refused_by_name():
         name, laws = "points_only", frozenset({POINT})
 
     q = torch.full((1, 3), 1 / 3)
-    with pytest.raises(UserError, match="points_only: not exact for proposals drawn without_replacement; allowed: point"):
+    with pytest.raises(
+        UserError, match="points_only: not exact for proposals drawn without_replacement; allowed: point"
+    ):
         PointsOnly().check_draft(Draft.chain([1], WITHOUT_REPLACEMENT, q))
     PointsOnly().check_draft(Draft.chain([1]))
 

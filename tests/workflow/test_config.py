@@ -148,7 +148,8 @@ def test_the_users_folder_wins(changed):
 
 
 def test_only_calibrated_thresholds_in_the_default_study(changed):
-    assert changed("study", "default").thresholds("layer_skip", "max_prob") == [0.5]
+    config = changed("calibration/smollm2/layer_skip/thresholds/max_prob", 0.45)
+    assert config.thresholds("layer_skip", "max_prob") == [0.45]
     full = changed("study", "full")
     assert full.thresholds("layer_skip", "max_prob") == full.experiments.dynamic_k.thresholds.max_prob
     assert full.thresholds("layer_skip", "history") == [None]

@@ -38,13 +38,18 @@ FIGURES: dict[str, tuple[str, ...]] = {
 """Every figure with the tables it reads."""
 
 CODE = {
-    "decode": ("specdec/**/*", "workflow/study/run_*.py"),
+    "decode": (
+        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "measure", "models", "verifiers")),
+        "specdec/*.py",
+        "workflow/study/run_*.py",
+    ),
     "table": tuple(f"workflow/study/{name}.py" for name in ("tables", "columns", "measured", "metrics", "statistics")),
     "figure": ("workflow/study/figures/*.py",),
     "report": (
         "report_templates/**/*",
-        *(f"workflow/study/{name}*.py" for name in ("report", "values", "named", "results", "numbering", "rendering")),
-        *(f"workflow/study/{name}*.py" for name in ("citations", "formulas", "formatting")),
+        *(f"workflow/study/{name}*.py" for name in ("report", "values", "setting", "named", "results")),
+        *(f"workflow/study/{name}*.py" for name in ("numbering", "rendering", "citations", "formulas", "formatting")),
+        "workflow/study/statistics.py",
     ),
 }
 """The files whose content a stage's results depend on, beyond its script."""
