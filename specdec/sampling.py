@@ -60,6 +60,11 @@ class Sampling:
 GREEDY = Sampling()
 
 
+def largest(logits: Tensor) -> Tensor:
+    """Index of the largest logit [...], the lowest among equal ones; widened first, since argmax in bf16 is slow."""
+    return (logits if logits.dtype == torch.float64 else logits.float()).argmax(-1)
+
+
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits [..., V] to probabilities [..., V], float64 for float64 logits, else float32; the input is not changed."""
     z = logits if logits.dtype == torch.float64 else logits.float()

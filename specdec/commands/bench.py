@@ -133,7 +133,7 @@ def _print(results: dict[str, list[dict]], flags: argparse.Namespace, target: Lo
     console = Console(highlight=False)
     console.print(f"{target.origin}, {flags.dtype}, {torch.get_num_threads()} threads, greedy, batch 1; medians")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("arm", "tokens/s", "ratio", "range", "tokens/round", "accepted", "draft/target/other"):
+    for header in ("arm", "tokens/s", "ratio", "range", "tokens/round", "accepted", "time %"):
         table.add_column(header, justify="left" if header == "arm" else "right", no_wrap=True)
     baseline = results[BASELINE]
     for name, rows in results.items():
@@ -146,6 +146,7 @@ def _print(results: dict[str, list[dict]], flags: argparse.Namespace, target: Lo
             *(_details(rows) if "per_round" in rows[0] else ("", "", "")),
         )
     console.print(table)
+    console.print("ratio: to the baseline, by prompt; accepted: of the drafted tokens; time %: draft/target/rest")
     if TRANSFORMERS in results:
         ratios = sorted(_speed(b) / _speed(t) for b, t in zip(baseline, results[TRANSFORMERS], strict=True))
         console.print(
@@ -167,4 +168,4 @@ def _details(rows: list[dict]) -> tuple[str, str, str]:
     phases = [sum(row[name] for row in rows) for name in ("draft", "target", "other")]
     shares = "/".join(f"{100 * phase / sum(phases):.0f}" for phase in phases)
     rate = f"{statistics.mean(rates):.2f}" if rates else ""
-    return f"{statistics.mean(row['per_round'] for row in rows):.2f}", rate, f"{shares} %"
+    return f"{statistics.mean(row['per_round'] for row in rows):.2f}", rate, shares

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.growth.depth import DepthRule
 from specdec.models.transformer import Output
-from specdec.sampling import warp
+from specdec.sampling import largest, warp
 from specdec.tree import POINT, ROOT, WITHOUT_REPLACEMENT, Draft
 
 if TYPE_CHECKING:  # the drafters' registry imports this room
@@ -74,7 +74,7 @@ class Chain:
         """One token, as a target id; its law goes into `rows` unless the draft is greedy."""
         vocabulary = self.model.vocabulary
         if self._sampling.greedy:
-            column = int(logits.argmax())
+            column = int(largest(logits))
             return column if vocabulary is None else int(vocabulary[column])
         q = warp(logits, self._sampling)
         if vocabulary is not None:

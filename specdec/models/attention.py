@@ -47,10 +47,13 @@ class CachedAttention:
         self.turns, self._cache = turns, cache
         self.start, self.width = cache.reserve(width), width
         self._narrow = width <= NARROW
-        self._segments = [
-            (rows, end, _additive(_visible(self.start, width, mask, rows, end), dtype, turns.device))
-            for rows, end in self._spans()
-        ]
+        self._segments = []
+        for rows, end in self._spans():
+            allowed = _additive(_visible(self.start, width, mask, rows, end), dtype, turns.device)
+            count = rows.stop - rows.start if self._narrow else 1
+            self._segments.append(
+                (rows, cache.windows(end, count), allowed[:, None, None, :] if self._narrow else allowed)
+            )
 
     def _spans(self) -> list[tuple[slice, int]]:
         """Runs of rows that read the cache up to the same slot."""
@@ -71,21 +74,14 @@ class CachedAttention:
         values[:, slots] = v.transpose(0, 1)
         heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
         if not self._narrow:
-            _, end, allowed = self._segments[0]
-            mixed = F.scaled_dot_product_attention(
-                q.transpose(0, 1)[None],
-                keys[None, :, :end],
-                values[None, :, :end],
-                allowed,
-                enable_gqa=heads > kv_heads,
-            )
+            _, windows, allowed = self._segments[0]
+            q = q.transpose(0, 1)[None]
+            mixed = F.scaled_dot_product_attention(q, *windows[index], allowed, enable_gqa=heads > kv_heads)
             return mixed[0].transpose(0, 1)
         q = q.reshape(self.width, kv_heads, heads // kv_heads, dim)
-        parts = []
-        for rows, end, allowed in self._segments:
-            count = rows.stop - rows.start
-            shared = [side[:, :end].expand(count, -1, -1, -1) for side in (keys, values)]
-            parts.append(F.scaled_dot_product_attention(q[rows], *shared, allowed[:, None, None, :]))
+        parts = [
+            F.scaled_dot_product_attention(q[rows], *seen[index], allowed) for rows, seen, allowed in self._segments
+        ]
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         return mixed.reshape(self.width, heads, dim)
 

@@ -30,6 +30,7 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
+        self._windows: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
     @property
     def bytes(self) -> int:
@@ -40,6 +41,16 @@ class KVCache:
         if self.length + rows > self.capacity:
             raise UserError(f"context is full: {self.length} + {rows} rows exceed the cache's {self.capacity}")
         return self.length
+
+    def windows(self, end: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+        """By layer, keys and values of the first `end` slots, [rows (stride 0), kv_heads, end, head_dim].
+
+        Views, made once: making them anew for every layer of every pass would cost more than some of the arithmetic.
+        """
+        if (end, rows) not in self._windows:
+            keys, values = (side[:, None, :, :end].expand(-1, rows, -1, -1, -1) for side in (self.keys, self.values))
+            self._windows[end, rows] = list(zip(keys.unbind(0), values.unbind(0), strict=True))
+        return self._windows[end, rows]
 
     def truncate(self, length: int) -> None:
         """Forget every row behind `length`."""
@@ -88,6 +99,9 @@ class CacheView:
         if self.length + rows > self.capacity:
             raise UserError(f"context is full: {self.length} + {rows} rows exceed the cache's {self.capacity}")
         return self.length
+
+    def windows(self, end: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+        return self._parent.windows(end, rows)
 
     def rollback(self) -> None:
         """Forget what was tentative."""

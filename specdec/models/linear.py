@@ -39,7 +39,7 @@ class Linear:
         if not self._packed:
             return F.linear(x, self._weight, self._bias)
         if self._pair and x.shape[0] == 1:
-            return _product(x.repeat(2, 1), self._weight, self._bias)[:1]
+            return _product(torch.cat((x, x)), self._weight, self._bias)[:1]
         return _product(x, self._weight, self._bias)
 
 

@@ -23,6 +23,7 @@ from specdec.models.attention import Attention, CachedAttention
 from specdec.models.config import ModelConfig
 from specdec.models.kvcache import CacheView, KVCache
 from specdec.models.linear import Linear
+from specdec.models.norm import RMSNorm
 
 Plan = Sequence[tuple[int, bool, bool]]
 
@@ -38,7 +39,7 @@ class Output:
 class _Block:
     """Weights of one decoder layer: q, k, v in one product, gate and up in another."""
 
-    def __init__(self, config: ModelConfig, weight, bias):
+    def __init__(self, config: ModelConfig, weight, bias, norm):
         c, d = config, config.head_dim
         q, k = (rotary.pair_neighbours(weight(f"self_attn.{name}_proj"), d) for name in "qk")
         qkv_bias = None
@@ -50,18 +51,11 @@ class _Block:
         gate_up_bias = torch.cat([bias("mlp.gate_proj"), bias("mlp.up_proj")]) if c.mlp_bias else None
         self.gate_up = Linear(torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]), gate_up_bias)
         self.down = Linear(weight("mlp.down_proj"), bias("mlp.down_proj") if c.mlp_bias else None)
-        self.attention_norm = weight("input_layernorm")
-        self.mlp_norm = weight("post_attention_layernorm")
+        self.attention_norm = norm(weight("input_layernorm"))
+        self.mlp_norm = norm(weight("post_attention_layernorm"))
         self.q_norm = self.k_norm = None
         if c.qk_norm:
-            self.q_norm = rotary.pair_neighbours(weight("self_attn.q_norm"), d)
-            self.k_norm = rotary.pair_neighbours(weight("self_attn.k_norm"), d)
-
-    def to_accumulator(self, dtype: torch.dtype) -> None:
-        """Norm weights multiply accumulator-precision numbers, so they are widened once."""
-        for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
-            value = getattr(self, name)
-            setattr(self, name, None if value is None else value.to(dtype))
+            self.q_norm, self.k_norm = (norm(rotary.pair_neighbours(weight(f"self_attn.{n}_norm"), d)) for n in "qk")
 
     @property
     def bytes(self) -> int:
@@ -90,6 +84,9 @@ class Transformer:
         def tensor(name: str) -> Tensor:
             return weights[name].to(device=self.device, dtype=dtype)
 
+        def norm(weight: Tensor) -> RMSNorm:
+            return RMSNorm(weight, config.eps, self._accumulator)
+
         self._embedding = tensor("model.embed_tokens.weight")
         self._blocks = []
         for i in range(config.layers):
@@ -98,10 +95,10 @@ class Transformer:
                 config,
                 weight=lambda name, p=prefix: tensor(f"{p}{name}.weight"),
                 bias=lambda name, p=prefix: tensor(f"{p}{name}.bias"),
+                norm=norm,
             )
-            block.to_accumulator(self._accumulator)
             self._blocks.append(block)
-        self._norm = tensor("model.norm.weight").to(self._accumulator)
+        self.norm = norm(tensor("model.norm.weight"))
         head = self._embedding if config.tied else tensor("lm_head.weight")
         self._head = Linear(head[: self.vocabulary])
         self._turns = torch.empty(0, config.head_dim // 2)
@@ -159,23 +156,19 @@ class Transformer:
         self, hidden: Tensor, plan: Plan, attention: Attention, taps: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run the plan's blocks over hidden [rows, hidden]; returns it and the inputs of the tapped layers."""
-        tapped, width, eps = {}, (self.config.hidden_size,), self.config.eps
+        tapped: dict[int, Tensor] = {}
         for index, attend, mlp in plan:
             block = self._blocks[index]
             if index in taps:
                 tapped[index] = hidden
             if attend:
-                normed = F.rms_norm(hidden, width, block.attention_norm, eps).to(self.dtype)
+                normed = block.attention_norm(hidden).to(self.dtype)
                 hidden = hidden + self._attend(index, block, normed, attention)
             if mlp:
-                normed = F.rms_norm(hidden, width, block.mlp_norm, eps).to(self.dtype)
+                normed = block.mlp_norm(hidden).to(self.dtype)
                 gate, up = block.gate_up(normed).chunk(2, dim=-1)
                 hidden = hidden + block.down(F.silu(gate) * up)
         return hidden, tapped
-
-    def norm(self, hidden: Tensor) -> Tensor:
-        """The final norm."""
-        return F.rms_norm(hidden, (self.config.hidden_size,), self._norm, self.config.eps)
 
     def head(self, normed: Tensor) -> Tensor:
         """[rows, V] from rows behind the final norm."""
@@ -200,9 +193,7 @@ class Transformer:
         turning = heads[:, : c.heads + c.kv_heads].to(self._accumulator)
         if block.q_norm is not None:
             q, k = turning.split([c.heads, c.kv_heads], dim=1)
-            q = F.rms_norm(q, (c.head_dim,), block.q_norm, c.eps)
-            k = F.rms_norm(k, (c.head_dim,), block.k_norm, c.eps)
-            turning = torch.cat([q, k], dim=1)
+            turning = torch.cat([block.q_norm(q), block.k_norm(k)], dim=1)
         turned = rotary.rotate(turning, attention.turns).to(self.dtype)
         q, k = turned[:, : c.heads], turned[:, c.heads :]
         mixed = attention(index, q, k, heads[:, c.heads + c.kv_heads :])

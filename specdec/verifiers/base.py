@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from specdec.errors import UserError
-from specdec.sampling import Sampling, Stream, warp
+from specdec.sampling import Sampling, Stream, largest, warp
 from specdec.tree import LAWS, Draft
 
 
@@ -24,7 +24,7 @@ class TargetRows:
 
     @cached_property
     def _largest(self) -> list[int]:
-        return self.logits.argmax(-1).tolist()
+        return largest(self.logits).tolist()
 
     def argmax(self, row: int) -> int:
         return self._largest[row]

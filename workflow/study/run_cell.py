@@ -43,6 +43,7 @@ class Bench:
     target: LoadedModel
     draft: LoadedModel | None
     sampling: Sampling
+    max_new_tokens: int
 
     @classmethod
     def of(cls, config: StudyConfig, cell: Cell) -> Bench:
@@ -57,7 +58,7 @@ class Bench:
         sampling = Sampling(
             cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
         )
-        return cls(config, cell, target, draft, sampling)
+        return cls(config, cell, target, draft, sampling, config.size.max_new_tokens)
 
     def drafter(self) -> Drafter:
         cell = self.cell
@@ -69,18 +70,23 @@ class Bench:
         )
 
     def generation(self, arm: str, ids: Sequence[int], prompt_id: str) -> Generation:
+        drafter = None if arm == "ar" else self.drafter()
+        return self.generation_with(drafter, self.cell.k, ids, prompt_id)
+
+    def generation_with(self, drafter: Drafter | None, k: int, ids: Sequence[int], prompt_id: str) -> Generation:
+        """A generation about to start; without a drafter, the baseline's."""
         cell, tokenizer = self.cell, self.target.tokenizer
         request = Request(
             prompt=ids,
-            max_new_tokens=self.config.size.max_new_tokens,
+            max_new_tokens=self.max_new_tokens,
             sampling=self.sampling,
             seed=cell.seed,
             prompt_id=prompt_id,
             eos_ids=frozenset() if cell.ignore_eos else frozenset(tokenizer.eos_ids),
         )
-        if arm == "ar":
+        if drafter is None:
             return autoregressive(self.target.model, request)
-        return speculative(self.target.model, self.drafter(), request, k=cell.k, verifier=build_verifier(cell.verifier))
+        return speculative(self.target.model, drafter, request, k=k, verifier=build_verifier(cell.verifier))
 
     @property
     def draft_bytes(self) -> int:
@@ -119,7 +125,7 @@ def run_cell(config: StudyConfig, cell: Cell, output: Path) -> None:
 
 
 def _warm(bench: Bench, prompt: Prompt) -> None:
-    ids = _encode(bench, prompt, [])
+    ids = encode(bench, prompt, [])
     for arm in ("ar", "speculative"):
         bench.generation(arm, ids, f"warmup-{prompt.prompt_id}").run()
 
@@ -128,7 +134,7 @@ def _run_prompt(bench: Bench, prompt: Prompt, repetition: int, order: tuple[str,
     """Rows of every turn.  A later turn continues from the baseline's answer in both arms."""
     rows, answers = [], []
     for turn in range(len(prompt.turns)):
-        ids = _encode(bench, prompt, answers)
+        ids = encode(bench, prompt, answers)
         made = {arm: bench.generation(arm, ids, f"{prompt.prompt_id}/{turn}") for arm in order}
         for generation in made.values():
             generation.run()
@@ -137,7 +143,7 @@ def _run_prompt(bench: Bench, prompt: Prompt, repetition: int, order: tuple[str,
     return rows
 
 
-def _encode(bench: Bench, prompt: Prompt, answers: list[str]) -> list[int]:
+def encode(bench: Bench, prompt: Prompt, answers: list[str]) -> list[int]:
     messages = []
     for i, text in enumerate(prompt.turns[: len(answers) + 1]):
         messages.append({"role": "user", "content": text})
@@ -173,7 +179,7 @@ def _row(bench: Bench, prompt: Prompt, turn: int, repetition: int, arm: str, ids
         "top_k": bench.sampling.top_k,
         "top_p": bench.sampling.top_p,
         "draft_temperature": bench.sampling.for_draft.temperature,
-        "max_new_tokens": config.size.max_new_tokens,
+        "max_new_tokens": bench.max_new_tokens,
         "ignore_eos": cell.ignore_eos,
         "eos_ids": list(bench.target.tokenizer.eos_ids),
     }
