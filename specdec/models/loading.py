@@ -87,16 +87,6 @@ def resolve(source: str | Path) -> Path:
         ) from error
 
 
-def read_weights(source: str | Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A checkpoint's configuration and its tensors as they are stored, checked: what training starts from."""
-    path = resolve(source)
-    raw, read, _ = _open(path)
-    config = ModelConfig.from_dict(raw, str(path))
-    weights = read(torch.float32)
-    _check(weights, config, path)
-    return config, weights
-
-
 def _open(path: Path) -> tuple[dict, Callable[[torch.dtype], dict[str, Tensor]], list[Path]]:
     """Configuration, a function that reads the weights, and the files that hold them."""
     if path.suffix == ".gguf":

@@ -1,1 +1,0 @@
-"""Training drafts for a target: text that the target writes itself, and what learns from it."""
