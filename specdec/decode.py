@@ -167,8 +167,9 @@ def _limit(request: Request, target: Transformer) -> tuple[int, str]:
     bad = next((token for token in prompt if not 0 <= token < target.vocabulary), None)
     if bad is not None:
         raise UserError(f"the prompt holds id {bad}; the model's ids go from 0 to {target.vocabulary - 1}")
-    if request.max_new_tokens < 1:
-        raise UserError(f"max_new_tokens = {request.max_new_tokens}: must be an integer of 1 or more")
+    wanted = request.max_new_tokens
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise UserError(f"max_new_tokens = {wanted}: must be an integer of 1 or more")
     room = context - len(prompt)
     if room < 1:
         raise UserError(

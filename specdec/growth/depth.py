@@ -77,8 +77,8 @@ class Margin(DepthRule):
 
     def after(self, depth: int, logits: Tensor, token: int) -> bool:
         z = _wide(logits)
-        first, second = (z.topk(2).values - z.logsumexp(0)).exp().tolist()
-        return first - second >= self.threshold
+        top = (z.topk(min(2, len(z))).values - z.logsumexp(0)).exp().tolist()
+        return top[0] - sum(top[1:]) >= self.threshold
 
 
 class Entropy(DepthRule):

@@ -100,9 +100,10 @@ class ModelConfig:
 
 def _refuse_uncovered(raw: dict, origin: str) -> None:
     """Refuse by name what would otherwise run and be wrong."""
-    window = raw.get("sliding_window")
-    # Qwen2 and Qwen3 carry a window that is off by default; Mistral's is on whenever it is there.
-    on = raw.get("use_sliding_window", raw["model_type"] == "mistral")
+    # Qwen2 and Qwen3 carry a window that is off by default; Mistral's is on, and 4096 where no key says otherwise.
+    mistral = raw["model_type"] == "mistral"
+    window = raw.get("sliding_window", 4096 if mistral and raw.get("max_position_embeddings", 0) > 4096 else None)
+    on = raw.get("use_sliding_window", mistral)
     if (window and on) or "sliding_attention" in (raw.get("layer_types") or []):
         raise UserError(f"{origin}: sliding-window attention (sliding_window = {window}) is not covered")
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):

@@ -20,6 +20,7 @@ class Tokenizer:
 
     def __init__(self, inner, eos_ids: Sequence[int], origin: str):
         self.inner = inner
+        self._size = max(inner.get_vocab().values()) + 1
         self.eos_ids = tuple(sorted(eos_ids))
         self.origin = origin
 
@@ -45,7 +46,8 @@ class Tokenizer:
         return cls(inner, _eos_ids(path, inner), str(path))
 
     def __len__(self) -> int:
-        return len(self.inner)
+        """Ids go from 0 to one below this, holes in the numbering included."""
+        return self._size
 
     @property
     def fingerprint(self) -> str:
