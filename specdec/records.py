@@ -188,6 +188,8 @@ def write_table(path: str | Path, table: pa.Table) -> None:
                 pq.write_table(table, sink)
                 sink.flush()
                 os.fsync(sink.fileno())
+            os.umask(mask := os.umask(0))
+            os.chmod(temporary, 0o666 & ~mask)  # a temporary file is private; a result is as readable as any other
             os.replace(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)

@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.table import Table
 from specdec.measure import fingerprint
 from specdec.models.catalogue import CATALOGUE, FOLDER
 from specdec.models.fetch import STAMP
+from specdec.models.fused import library
 from specdec.models.linear import can_pack
 
 GOOD, NOTE, BAD = "ok", "note", "missing"
@@ -49,8 +49,12 @@ def _software() -> Iterator[tuple[str, str, str]]:
             yield GOOD, name, version(name)
         except PackageNotFoundError:
             yield BAD, name, "not installed: env/run installs it, or pip install -r requirements.txt"
-    compiler = shutil.which("c++") or shutil.which("g++")
-    yield (GOOD, "C++ compiler", Path(compiler).name) if compiler else (NOTE, "C++ compiler", "none; not needed yet")
+    if library() is not None:
+        yield GOOD, "fused operations", "built"
+    elif shutil.which("cc") or shutil.which("gcc"):
+        yield NOTE, "fused operations", "could not be built (or SPECDEC_FUSED=0); decoding is slower"
+    else:
+        yield NOTE, "fused operations", "no C compiler; decoding is slower: apt-get install gcc"
 
 
 def _machine() -> Iterator[tuple[str, str, str]]:

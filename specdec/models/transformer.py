@@ -21,6 +21,7 @@ from torch import Tensor
 from specdec.models import rotary
 from specdec.models.attention import Attention, CachedAttention
 from specdec.models.config import ModelConfig
+from specdec.models.fused import fused_for
 from specdec.models.kvcache import CacheView, KVCache
 from specdec.models.linear import Linear
 from specdec.models.norm import RMSNorm
@@ -56,6 +57,11 @@ class _Block:
         self.q_norm = self.k_norm = None
         if c.qk_norm:
             self.q_norm, self.k_norm = (norm(rotary.pair_neighbours(weight(f"self_attn.{n}_norm"), d)) for n in "qk")
+
+    @property
+    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weights of the norms on queries and keys."""
+        return tuple(None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
 
     @property
     def bytes(self) -> int:
@@ -101,6 +107,8 @@ class Transformer:
         self.norm = norm(tensor("model.norm.weight"))
         head = self._embedding if config.tied else tensor("lm_head.weight")
         self._head = Linear(head[: self.vocabulary])
+        self.fused = fused_for(dtype, self.device)
+        """None: the PyTorch path, which is the reference."""
         self._turns = torch.empty(0, config.head_dim // 2)
         self.full_plan: Plan = tuple((i, True, True) for i in range(config.layers))
 
@@ -139,7 +147,7 @@ class Transformer:
         """
         plan = self.full_plan if plan is None else plan
         turns = self._rotations(cache.length, len(tokens), positions)
-        attention = CachedAttention(cache, len(tokens), turns, self.dtype, mask)
+        attention = CachedAttention(cache, len(tokens), turns, self.dtype, mask, self.fused)
         hidden, tapped = self.layers(self.embed(tokens), plan, attention, taps)
         cache.length = attention.start + attention.width
         if logits or self.config.layers in taps:
@@ -156,6 +164,8 @@ class Transformer:
         self, hidden: Tensor, plan: Plan, attention: Attention, taps: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Run the plan's blocks over hidden [rows, hidden]; returns it and the inputs of the tapped layers."""
+        if self.fused is not None and isinstance(attention, CachedAttention):
+            return self._fused_layers(hidden, plan, attention, taps)
         tapped: dict[int, Tensor] = {}
         for index, attend, mlp in plan:
             block = self._blocks[index]
@@ -169,6 +179,28 @@ class Transformer:
                 gate, up = block.gate_up(normed).chunk(2, dim=-1)
                 hidden = hidden + block.down(F.silu(gate) * up)
         return hidden, tapped
+
+    def _fused_layers(
+        self, hidden: Tensor, plan: Plan, attention: CachedAttention, taps: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same blocks with the operations between products fused: a product's result waits to be added in the next
+        norm."""
+        tapped: dict[int, Tensor] = {}
+        c, fused, update = self.config, self.fused, None
+        for index, attend, mlp in plan:
+            block = self._blocks[index]
+            if index in taps:
+                hidden, update = hidden if update is None else hidden + update, None
+                tapped[index] = hidden
+            if attend:
+                hidden, normed = fused.add_norm(hidden, update, block.attention_norm.weight, c.eps)
+                qkv, slots = block.qkv(normed), attention.slots(index)
+                q = fused.place(qkv, attention.turns, block.head_norms, c.eps, *slots, c.heads, attention.start)
+                update = block.o(attention.mix(index, q).reshape(len(q), -1))
+            if mlp:
+                hidden, normed = fused.add_norm(hidden, update, block.mlp_norm.weight, c.eps)
+                update = block.down(fused.gated(block.gate_up(normed)))
+        return hidden if update is None else hidden + update, tapped
 
     def head(self, normed: Tensor) -> Tensor:
         """[rows, V] from rows behind the final norm."""

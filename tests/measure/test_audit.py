@@ -37,7 +37,7 @@ def test_equal_texts_need_no_audit_and_a_wrong_token_is_a_real_mismatch():
     prompt = tiny.prompt_of(6)
     text = autoregressive(model, Request(prompt, 8)).run().output_ids
     assert audit(model, prompt, text, text) is None
-    logits = tiny.logits_of(model, [*prompt, *text[:3]])[-1]
+    logits = tiny.logits_of(tiny.reference("llama"), [*prompt, *text[:3]])[-1]
     wrong = int(logits.argmin())
     found = audit(model, prompt, text, [*text[:3], wrong, *text[4:]])
     assert (found.index, found.kind) == (3, REAL_MISMATCH)
