@@ -13,7 +13,23 @@ from collections.abc import Sequence
 from specdec import __version__
 from specdec.errors import UserError
 
-POLICIES = ("fixed", "max_prob", "margin", "entropy", "history")
+# Written out, so that help comes without loading the library behind them.
+POLICIES = (
+    "fixed",
+    "max_prob",
+    "margin",
+    "entropy",
+    "history",
+    "svip",
+    "adaedl",
+    "draft_verify",
+    "pid",
+    "cost",
+    "token_type",
+    "difficulty",
+    "ddd",
+)
+SHAPES = ("chain", "static_tree", "sampled_tree", "eagle2", "opt_tree", "coarse_fine")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy")
     generate.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens only")
     generate.add_argument("--top-p", type=float, metavar="P", help="sample from the smallest set of mass P only")
+    generate.add_argument("--show-tree", action="store_true", help="each round's draft as a picture, on stderr")
     generate.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     generate.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated"
@@ -76,7 +93,10 @@ def _draft(command: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--draft", default=default, action=action, metavar="D", help=text + shown)
     group.add_argument("-k", type=int, default=4, metavar="K", help="the deepest draft, 1 to 32 (default: 4)")
     group.add_argument("--policy", default="fixed", choices=POLICIES, help="when to stop drafting (default: fixed)")
-    group.add_argument("--threshold", type=float, metavar="X", help="for max_prob, margin and entropy")
+    group.add_argument("--threshold", type=float, metavar="X", help="of the policy, where it takes one")
+    group.add_argument("--shape", default="chain", choices=SHAPES, help="how the draft grows (default: chain)")
+    group.add_argument("--nodes", type=int, metavar="N", help="the largest tree (default: K for a chain, else 25)")
+    group.add_argument("--verifier", metavar="V", help="default: greedy at temperature 0, rejection above")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

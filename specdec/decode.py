@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from specdec.drafters.base import Budget, Context, Drafter, Nothing
+from specdec.drafters.base import Budget, Context, Drafter, Nothing, tentative_rows
 from specdec.errors import UserError
 from specdec.measure.clock import Clock, clock_for
 from specdec.models.transformer import Output, Transformer
@@ -46,15 +46,27 @@ class Generation:
     """One generation: iterate over its rounds as they happen; `record` grows with them."""
 
     def __init__(
-        self, target: Transformer, drafter: Drafter, verifier: Verifier, request: Request, k: int, clock: Clock
+        self,
+        target: Transformer,
+        drafter: Drafter,
+        verifier: Verifier,
+        request: Request,
+        k: int,
+        clock: Clock,
+        nodes: int | None = None,
     ):
+        if nodes is not None and nodes < 1:
+            raise UserError(f"nodes = {nodes}: must be an integer of 1 or more")
         self._target, self._drafter, self._verifier = target, drafter, verifier
-        self._request, self._k, self._clock = request, k, clock
+        self._request, self._k, self._nodes, self._clock = request, k, nodes, clock
         self.record = GenerationRecord(prompt_tokens=len(request.prompt))
         self.limit, self._limit_reason = _limit(request, target)
         verifier.check_sampling(request.sampling)
-        self.cache = target.new_cache(len(request.prompt) + self.limit + k)
+        self._rows = tentative_rows(drafter, k, k if nodes is None else nodes)
+        self.cache = target.new_cache(len(request.prompt) + self.limit + self._rows)
         self._emitted: list[int] = []
+        self.draft, self.verdict = Draft(), None
+        """The last round's, to look at."""
 
     def run(self) -> GenerationRecord:
         """All rounds, without looking at them."""
@@ -81,6 +93,7 @@ class Generation:
             cache=self.cache,
             eos_ids=request.eos_ids,
             capacity=self.cache.capacity,
+            rows=self._rows,
         )
         clock.synchronize()
         first = clock.mark()
@@ -99,13 +112,16 @@ class Generation:
         root = self._emitted[-1] if self._emitted else self._request.prompt[-1]
         remaining = self.limit - len(self._emitted)
         begin, first = clock.now(), clock.mark()
-        budget = Budget(depth := min(self._k, remaining - 1), depth)
+        # One token follows whatever is accepted, so that nothing deeper than the remaining ones but one can stay.
+        depth = min(self._k, remaining - 1)
+        budget = Budget(depth, depth) if self._nodes is None else Budget(min(depth, self._nodes), self._nodes)
         draft = self._drafter.propose(budget) if depth > 0 else Draft(stopped="depth")
         self._check(draft, budget)
         second = clock.mark()
         scored = self._score(root, draft, base)
         third = clock.mark()
         verdict = self._verifier.verify(draft, TargetRows(scored.logits, self._request.sampling), stream)
+        self.draft, self.verdict = draft, verdict
         tokens, source, reason = self._cut(draft, verdict)
         rows = [0, *(node + 1 for node in verdict.path)][: len(tokens)]
         self._emitted += tokens
@@ -117,7 +133,7 @@ class Generation:
         draft_s, target_s = clock.between(first, second), clock.between(second, third)
         return RoundRecord(
             tokens=tuple(tokens),
-            requested=max(depth, 0),
+            requested=max(budget.depth, 0),
             drafted=len(draft),
             accepted=min(len(verdict.path), len(tokens)),
             source=source,
@@ -184,16 +200,17 @@ def speculative(
     request: Request,
     *,
     k: int,
+    nodes: int | None = None,
     verifier: Verifier | None = None,
     clock: Clock | None = None,
 ) -> Generation:
-    """Speculative decoding: at most `k` levels drafted a round.
+    """Speculative decoding: at most `k` levels and `nodes` nodes drafted a round; by default as many nodes as levels.
 
     Emits exactly what the target alone would: its greedy tokens at temperature 0, its law above.  Iterate over the
     result for one `RoundRecord` a round, or call `run()`.
     """
     chosen = verifier or build_verifier("greedy" if request.sampling.greedy else "rejection")
-    return Generation(target, drafter, chosen, request, k, clock or clock_for(target.device))
+    return Generation(target, drafter, chosen, request, k, clock or clock_for(target.device), nodes)
 
 
 def autoregressive(target: Transformer, request: Request, *, clock: Clock | None = None) -> Generation:

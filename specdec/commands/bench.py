@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specdec.commands.setting import drafter_factory, load_target
+from specdec.commands.setting import drafter_factory, load_target, rounds_of
 from specdec.decode import Request, autoregressive, speculative
 from specdec.errors import UserError
 from specdec.models import LoadedModel
@@ -72,7 +72,7 @@ def _ours(target: LoadedModel, ids: list[int], flags: argparse.Namespace, make: 
     if make is None:
         record = autoregressive(target.model, request).run()
     else:
-        record = speculative(target.model, make(), request, k=flags.k).run()
+        record = speculative(target.model, make(), request, **rounds_of(flags, True)).run()
     rounds = record.rounds
     drafted = sum(r.drafted for r in rounds)
     return {

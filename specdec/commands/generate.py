@@ -11,7 +11,8 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from specdec.commands.setting import drafter_factory, load_target
+from specdec.commands.setting import drafter_factory, load_target, rounds_of
+from specdec.commands.tree_text import tree_text
 from specdec.decode import Request, speculative
 from specdec.drafters.base import Nothing
 from specdec.errors import UserError
@@ -67,12 +68,20 @@ def generate(flags: argparse.Namespace) -> int:
         stop=stop,
     )
     drafting = not isinstance(drafter, Nothing)
-    generation = speculative(target.model, drafter, request, k=flags.k if drafting else 0)
+    generation = speculative(target.model, drafter, request, **rounds_of(flags, drafting))
     console = Console(highlight=False)
     printer = Printer(tokenizer, console, stop)
     for record in generation:
         for i, token in enumerate(record.tokens):
             printer.add(token, ACCEPTED if i < record.accepted else CHOSEN)
+        if flags.show_tree and drafting:
+            picture = tree_text(
+                generation.draft,
+                generation.verdict.path,
+                generation.verdict.next_token,
+                lambda token: tokenizer.decode([token]) or tokenizer.token(token),
+            )
+            print(f"\n{picture}", file=sys.stderr, flush=True)
     printer.close()
     _summary(generation.record, drafting)
     return 0

@@ -8,12 +8,16 @@ from collections.abc import Callable
 
 import torch
 
-from specdec.drafters import build_drafter, check_k
+from specdec.drafters import build_drafter, check_k, check_nodes
 from specdec.drafters.base import Drafter, Nothing
 from specdec.errors import UserError
 from specdec.models import LoadedModel, load_model
 from specdec.models.catalogue import locate
 from specdec.models.tokenizer import check_shared
+from specdec.verifiers import build_verifier
+
+TREE_NODES = 25
+"""The largest tree where none is asked for: that of EAGLE-1."""
 
 
 def load_target(flags: argparse.Namespace) -> LoadedModel:
@@ -43,7 +47,27 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
         check_shared(target.tokenizer, draft.tokenizer)
 
     def make() -> Drafter:
-        return build_drafter(spec, target.model, policy=flags.policy, k=flags.k, threshold=flags.threshold, draft=draft)
+        return build_drafter(
+            spec,
+            target.model,
+            policy=flags.policy,
+            k=flags.k,
+            threshold=flags.threshold,
+            draft=draft,
+            shape=flags.shape,
+            tokenizer=target.tokenizer,
+        )
 
     make()  # wrong options show now, not at the first prompt
     return make
+
+
+def rounds_of(flags: argparse.Namespace, drafting: bool) -> dict:
+    """Keyword arguments of `speculative`: depth, nodes and verifier."""
+    if not drafting:
+        return {"k": 0}
+    nodes = flags.nodes
+    if nodes is None and flags.shape != "chain":
+        nodes = TREE_NODES
+    verifier = None if flags.verifier is None else build_verifier(flags.verifier)
+    return {"k": flags.k, "nodes": None if nodes is None else check_nodes(nodes), "verifier": verifier}

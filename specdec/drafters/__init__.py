@@ -6,14 +6,16 @@ class is built from the keys of its configuration entry; `build_drafter` puts th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specdec.drafters.base import Budget, Context, Drafter, DraftModel, Nothing
 from specdec.drafters.language_model import LanguageModel
 from specdec.drafters.layer_skip import LayerSkip
 from specdec.drafters.ngram import NGram
 from specdec.errors import UserError, unknown
-from specdec.growth import Chain, build_rule
+from specdec.growth import Chain, build_grower
 from specdec.models import LoadedModel
-from specdec.models.tokenizer import check_shared
+from specdec.models.tokenizer import Tokenizer, check_shared
 from specdec.models.transformer import Transformer
 
 STEPWISE = ("language_model", "layer_skip")
@@ -22,6 +24,8 @@ KINDS = (*STEPWISE, *WHOLE)
 
 K_MAX = 32
 """The deepest draft that may be asked for."""
+NODES_MAX = 512
+"""The largest tree that may be asked for."""
 
 
 def check_k(k: object) -> int:
@@ -29,6 +33,13 @@ def check_k(k: object) -> int:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
         raise UserError(f"k = {k!r}: must be an integer between 1 and {K_MAX}")
     return k
+
+
+def check_nodes(nodes: object) -> int:
+    """A number of nodes between 1 and `NODES_MAX`; anything else is the user's mistake."""
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= NODES_MAX:
+        raise UserError(f"nodes = {nodes!r}: must be an integer between 1 and {NODES_MAX}")
+    return nodes
 
 
 def build_drafter(
@@ -39,10 +50,13 @@ def build_drafter(
     k: int,
     threshold: float | None = None,
     draft: LoadedModel | None = None,
+    shape: str | Mapping = "chain",
+    tokenizer: Tokenizer | None = None,
 ) -> Drafter:
-    """The drafter of a configuration entry `spec` = {kind, ...} under a depth rule.
+    """The drafter of a configuration entry `spec` = {kind, ...} under a policy and a shape (`specdec.growth.build`).
 
-    `draft` is the loaded second model of a `language_model`.  A whole-draft kind takes `fixed` alone.
+    `draft` is the loaded second model of a `language_model`; `tokenizer`, the target's, is needed by rules that read
+    tokens.  A whole-draft kind takes `fixed` and `chain` alone.
     """
     check_k(k)
     options = {key: value for key, value in spec.items() if key != "kind"}
@@ -50,20 +64,24 @@ def build_drafter(
     if kind == "ngram":
         if policy != "fixed":
             raise UserError(f"draft ngram: proposes in one go, so policy {policy} cannot stop it; allowed: fixed")
+        if shape != "chain":
+            raise UserError(f"draft ngram: proposes in one go, so shape {shape} cannot grow it; allowed: chain")
         return NGram(**options)
-    rule = build_rule(policy, k, threshold)
     if kind == "layer_skip":
-        return Chain(LayerSkip(target, **options), rule)
-    if kind == "language_model":
+        model = LayerSkip(target, **options)
+    elif kind == "language_model":
         if draft is None:
             raise UserError("draft language_model: its model was not given")
-        return Chain(LanguageModel(draft.model, target.vocabulary), rule)
-    raise unknown("draft kind", kind, KINDS)
+        model = LanguageModel(draft.model, target.vocabulary)
+    else:
+        raise unknown("draft kind", kind, KINDS)
+    return build_grower(shape, model, k=k, policy=policy, threshold=threshold, tokenizer=tokenizer)
 
 
 __all__ = [
     "KINDS",
     "K_MAX",
+    "NODES_MAX",
     "STEPWISE",
     "WHOLE",
     "Budget",
@@ -77,5 +95,6 @@ __all__ = [
     "Nothing",
     "build_drafter",
     "check_k",
+    "check_nodes",
     "check_shared",
 ]

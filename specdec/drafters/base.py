@@ -37,11 +37,17 @@ class Context:
     cache: KVCache
     eos_ids: frozenset[int] = frozenset()
     capacity: int = 0
-    """Tokens the text may reach, drafted ones included."""
+    """Rows that a cache of the text needs, drafted and tentative ones included."""
+    rows: int = 0
+    """Of these, the tentative rows of one round at most."""
 
 
 class Drafter(Protocol):
-    """Who guesses."""
+    """Who guesses.
+
+    One that writes more than one tentative row a node into a cache (a tree of which only the best part is proposed)
+    says how many in a method `rows(depth, nodes) -> int`, so that caches are made large enough.
+    """
 
     taps: tuple[int, ...]
     """The target's hidden states it wants: indices of Transformers' `hidden_states`."""
@@ -56,6 +62,12 @@ class Drafter(Protocol):
 
         `scored` holds every row of the last target pass, rejected ones too.
         """
+
+
+def tentative_rows(drafter: Drafter, depth: int, nodes: int) -> int:
+    """Rows a round of `drafter` writes into a cache at most, behind the root: one a node unless it says otherwise."""
+    rows = getattr(drafter, "rows", None)
+    return nodes if rows is None else max(nodes, rows(depth, nodes))
 
 
 class DraftModel(Protocol):

@@ -37,7 +37,8 @@ class LanguageModel:
         return self.model.config.max_positions - self._committed - len(self._pending)
 
     def start(self, prompt: Sequence[int], features: Tensor | None, context: Context) -> None:
-        self._cache = self.model.new_cache(min(context.capacity, self.model.config.max_positions))
+        # A tree's rows share positions: its tentative ones may outnumber what the context has left.
+        self._cache = self.model.new_cache(min(context.capacity, self.model.config.max_positions + context.rows))
         self._committed = 0
         self._fed: list[tuple[int, int]] = []  # the round's tentative rows: token, parent
         self._pending = list(prompt)

@@ -1,4 +1,4 @@
-"""One token a level: the draft of the original papers."""
+"""One token a level: the draft of the original papers (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318)."""
 
 from __future__ import annotations
 
@@ -9,36 +9,33 @@ import torch
 from torch import Tensor
 
 from specdec.growth.depth import DepthRule
-from specdec.models.transformer import Output
-from specdec.sampling import largest, warp
+from specdec.growth.grower import Grower
 from specdec.tree import POINT, ROOT, WITHOUT_REPLACEMENT, Draft
 
 if TYPE_CHECKING:  # the drafters' registry imports this room
-    from specdec.drafters.base import Budget, Context, DraftModel
+    from specdec.drafters.base import Context, DraftModel
 
 
-class Chain:
+class Chain(Grower):
     """Draws from the model's law (or takes its argmax, a point law, when the draft is greedy) until the rule says stop.
 
     A drafted end of text ends the round as well: nothing behind it could be emitted, and it is kept.
     """
 
     def __init__(self, model: DraftModel, rule: DepthRule):
-        self.model, self.rule = model, rule
-        self.taps = model.taps
+        super().__init__(model)
+        self.rule = rule
         self._last: tuple[int, ...] = ()
 
-    def start(self, prompt: Sequence[int], features: Tensor | None, context: Context) -> None:
-        self._sampling, self._stream = context.sampling.for_draft, context.stream
-        self._eos, self._vocabulary = context.eos_ids, context.target.vocabulary
-        self._last = ()
-        self.rule.reset()
-        self.model.start(prompt, features, context)
+    def rows(self, depth: int, nodes: int) -> int:
+        return min(depth, nodes)
 
-    def propose(self, budget: Budget) -> Draft:
-        depth = min(budget.depth, self.model.room)
-        if depth <= 0:
-            return Draft(stopped="context")
+    def open(self, prompt: Sequence[int], context: Context) -> None:
+        super().open(prompt, context)
+        self._last = ()
+        self.rule.begin(prompt, self.model.vocabulary)
+
+    def grow(self, depth: int, nodes: int) -> Draft:
         tokens: list[int] = []
         rows: list[Tensor] = []
         logits = self.model.root()[0]
@@ -47,8 +44,8 @@ class Chain:
                 stopped = self.rule.name
                 break
             tokens.append(self._draw(logits, rows))
-            if len(tokens) == depth:
-                stopped = "depth" if depth == budget.depth else "context"
+            if len(tokens) == min(depth, nodes):
+                stopped = self._edge if depth <= nodes else "nodes"
                 break
             if tokens[-1] in self._eos:
                 stopped = "end_of_text"
@@ -57,27 +54,25 @@ class Chain:
                 stopped = self.rule.name
                 break
             logits = self.model.step([tokens[-1]], [len(tokens) - 2 if len(tokens) > 1 else ROOT])[0]
-        self.model.rollback()
         self._last = tuple(tokens)
         if rows:
             return Draft.chain(tokens, WITHOUT_REPLACEMENT, torch.stack(rows), stopped)
         return Draft.chain(tokens, POINT, None, stopped)
 
-    def commit(self, tokens: Sequence[int], features: Tensor | None, scored: Output) -> None:
+    def learn(self, tokens: Sequence[int]) -> None:
         accepted = 0
         while accepted < min(len(self._last), len(tokens)) and self._last[accepted] == tokens[accepted]:
             accepted += 1
         self.rule.observe(len(self._last), accepted)
-        self.model.commit(tokens, features, scored)
+        self.rule.read(tokens)
+        self._last = ()
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        self.rule.read(tokens)
 
     def _draw(self, logits: Tensor, rows: list[Tensor]) -> int:
         """One token, as a target id; its law goes into `rows` unless the draft is greedy."""
-        vocabulary = self.model.vocabulary
         if self._sampling.greedy:
-            column = int(largest(logits))
-            return column if vocabulary is None else int(vocabulary[column])
-        q = warp(logits, self._sampling)
-        if vocabulary is not None:
-            q = q.new_zeros(self._vocabulary).index_copy_(0, vocabulary, q)
-        rows.append(q)
-        return self._stream.draw(q)
+            return self._largest(logits)
+        rows.append(self._law(logits))
+        return self._stream.draw(rows[-1])

@@ -12,12 +12,11 @@ and one more row in the target's pass costs little.  So a round drafts at least 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-
-from specdec.errors import UserError, unknown
 
 
 class DepthRule:
@@ -26,19 +25,32 @@ class DepthRule:
     name: ClassVar[str] = "fixed"
     range: ClassVar[tuple[float, float] | None] = None
     """The thresholds allowed, or None for a rule that takes none."""
+    needs_kinds: ClassVar[bool] = False
+    """Is it made with a third argument, the kind of every id (`depth_text.py`)?"""
 
     def __init__(self, k: int, threshold: float | None = None):
         self.k, self.threshold = k, threshold
+        self.text: list[int] = []
+        self.vocabulary: Tensor | None = None
+
+    def begin(self, prompt: Sequence[int], vocabulary: Tensor | None = None) -> None:
+        """A new prompt, in ids of the target; `vocabulary` [V_d]: the id of each logit column, None if identical."""
+        self.text, self.vocabulary = list(prompt), vocabulary
+        self.reset()
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """These tokens were added to the text."""
+        self.text += tokens
 
     def reset(self) -> None:
-        """A new prompt begins."""
+        """Forget what earlier prompts taught."""
 
     def before(self, depth: int, logits: Tensor) -> bool:
         """May the token at `depth` (0 is the first) be drawn?  logits [V]."""
         return True
 
     def after(self, depth: int, logits: Tensor, token: int) -> bool:
-        """May drafting go on after the token drawn from these logits?"""
+        """May drafting go on after this token (a target id) was drawn?  Not asked once the budget is used up."""
         return True
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -60,8 +72,7 @@ class MaxProbability(DepthRule):
     range = (0.0, 1.0)
 
     def after(self, depth: int, logits: Tensor, token: int) -> bool:
-        z = _wide(logits)
-        return float((z.amax() - z.logsumexp(0)).exp()) >= self.threshold
+        return largest_probability(logits) >= self.threshold
 
 
 class Margin(DepthRule):
@@ -76,7 +87,7 @@ class Margin(DepthRule):
     range = (0.0, 1.0)
 
     def after(self, depth: int, logits: Tensor, token: int) -> bool:
-        z = _wide(logits)
+        z = wide(logits)
         top = (z.topk(min(2, len(z))).values - z.logsumexp(0)).exp().tolist()
         return top[0] - sum(top[1:]) >= self.threshold
 
@@ -93,9 +104,7 @@ class Entropy(DepthRule):
     range = (0.0, float("inf"))
 
     def after(self, depth: int, logits: Tensor, token: int) -> bool:
-        log_q = _wide(logits).log_softmax(0)
-        entropy = -(log_q.exp() * log_q.clamp(min=torch.finfo(log_q.dtype).min)).sum()
-        return float(entropy) <= self.threshold
+        return entropy(logits) <= self.threshold
 
 
 class History(DepthRule):
@@ -125,22 +134,17 @@ class History(DepthRule):
             self.depth = min(self.k, self.depth + 2) if accepted == drafted else max(1, self.depth - 1)
 
 
-def _wide(logits: Tensor) -> Tensor:
+def largest_probability(logits: Tensor) -> float:
+    """The largest probability of a row [V], at temperature 1."""
+    z = wide(logits)
+    return float((z.amax() - z.logsumexp(0)).exp())
+
+
+def entropy(logits: Tensor) -> float:
+    """The entropy of a row [V] in nats, at temperature 1."""
+    log_q = wide(logits).log_softmax(0)
+    return float(-(log_q.exp() * log_q.clamp(min=torch.finfo(log_q.dtype).min)).sum())
+
+
+def wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-RULES: dict[str, type[DepthRule]] = {rule.name: rule for rule in (Fixed, MaxProbability, Margin, Entropy, History)}
-
-
-def build_rule(name: str, k: int, threshold: float | None = None) -> DepthRule:
-    """A rule by name; refuses an unknown one, and a threshold that is missing, out of range or not taken."""
-    if name not in RULES:
-        raise unknown("depth rule", name, RULES)
-    rule = RULES[name]
-    if rule.range is None and threshold is not None:
-        raise UserError(f"depth rule {name}: takes no threshold, got {threshold}")
-    if rule.range is not None:
-        low, high = rule.range
-        if threshold is None or isinstance(threshold, bool) or not low <= threshold <= high:
-            raise UserError(f"depth rule {name}: threshold = {threshold}: must lie between {low:g} and {high:g}")
-    return rule(k, threshold)

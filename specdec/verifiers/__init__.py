@@ -6,10 +6,25 @@ Each declares the laws and shapes it is exact for, and the loop refuses the othe
 
 from specdec.errors import unknown
 from specdec.verifiers.base import TargetRows, Verdict, Verifier
+from specdec.verifiers.block import Block
 from specdec.verifiers.greedy import Greedy
+from specdec.verifiers.recursive import Recursive
 from specdec.verifiers.rejection import Rejection
+from specdec.verifiers.sample_and_match import SampleAndMatch
+from specdec.verifiers.spectr import SpecTr
+from specdec.verifiers.traversal import Traversal
+from specdec.verifiers.typical import Typical
 
-VERIFIERS: dict[str, type[Verifier]] = {"greedy": Greedy, "rejection": Rejection}
+VERIFIERS: dict[str, type[Verifier]] = {
+    "greedy": Greedy,
+    "rejection": Rejection,
+    "sample_and_match": SampleAndMatch,
+    "recursive": Recursive,
+    "spectr": SpecTr,
+    "block": Block,
+    "traversal": Traversal,
+    "typical": Typical,
+}
 
 
 def build_verifier(name: str) -> Verifier:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from specdec.errors import UserError
-from specdec.growth import RULES, Chain, build_rule
+from specdec.growth import Chain, build_rule
 from specdec.sampling import GREEDY, Sampling
 from specdec.tree import WITHOUT_REPLACEMENT
 from tests.helpers.growing import ScriptedModel, draft
 
 THRESHOLDS = {"max_prob": 0.5, "margin": 0.3, "entropy": 1.0}
+RULES = (*THRESHOLDS, "fixed", "history")
 
 
 def logits(*law: float) -> torch.Tensor:
