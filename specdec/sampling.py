@@ -73,17 +73,32 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     # A temperature too small for the dtype would divide 0 by 0; the smallest normal number is cold enough.
     z = (z - z.amax(-1, keepdim=True)) / max(sampling.temperature, torch.finfo(z.dtype).tiny)
     if sampling.top_k is not None and sampling.top_k < z.shape[-1]:
-        # Exactly k tokens stay; among equal logits at the edge the lower ids do.
-        order = z.argsort(dim=-1, descending=True, stable=True)[..., sampling.top_k :]
-        z = z.scatter(-1, order, -torch.inf)
+        edge = z.topk(sampling.top_k, dim=-1).values
+        z = z.masked_fill(~_largest_few(z, edge[..., -1:], sampling.top_k), -torch.inf)
     p = z.softmax(-1)
     if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, order = p.sort(dim=-1, descending=True, stable=True)
+        ordered = _descending(p, sampling.top_p)
         # A token stays while the mass before it is below top_p, so that at least one does.
-        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
-        p = p.scatter(-1, order, ordered.masked_fill(beyond, 0.0))
+        count = (ordered.cumsum(-1) - ordered < sampling.top_p).sum(-1, keepdim=True)
+        p = p.masked_fill(~_largest_few(p, ordered.gather(-1, count - 1), count), 0.0)
         p = p / p.sum(-1, keepdim=True)
     return p
+
+
+def _descending(p: Tensor, mass: float, few: int = 1024) -> Tensor:
+    """The largest probabilities in descending order, enough of them to hold `mass`: sorting a whole vocabulary takes
+    longer than the target's pass."""
+    if few < p.shape[-1]:
+        top = p.topk(few, dim=-1).values
+        if bool((top.sum(-1) > mass + 1e-3).all()):
+            return top
+    return p.sort(dim=-1, descending=True).values
+
+
+def _largest_few(values: Tensor, edge: Tensor, count: int | Tensor) -> Tensor:
+    """Which of `values` [..., V] are the `count` largest, the least of them `edge`; of equal ones the lowest ids."""
+    above, level = values > edge, values == edge
+    return above | (level & (level.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
 
 
 class Stream(Protocol):
