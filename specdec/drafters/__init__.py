@@ -6,7 +6,11 @@ class is built from the keys of its configuration entry; `build_drafter` puts th
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 from specdec.drafters.base import Budget, Context, Drafter, DraftModel, Nothing
+from specdec.drafters.eagle import Eagle
 from specdec.drafters.language_model import LanguageModel
 from specdec.drafters.layer_skip import LayerSkip
 from specdec.drafters.ngram import NGram
@@ -16,7 +20,7 @@ from specdec.models import LoadedModel
 from specdec.models.tokenizer import check_shared
 from specdec.models.transformer import Transformer
 
-STEPWISE = ("language_model", "layer_skip")
+STEPWISE = ("language_model", "layer_skip", "eagle")
 WHOLE = ("ngram",)
 KINDS = (*STEPWISE, *WHOLE)
 
@@ -38,11 +42,12 @@ def build_drafter(
     policy: str,
     k: int,
     threshold: float | None = None,
-    draft: LoadedModel | None = None,
+    draft: LoadedModel | Eagle | None = None,
 ) -> Drafter:
     """The drafter of a configuration entry `spec` = {kind, ...} under a depth rule.
 
-    `draft` is the loaded second model of a `language_model`.  A whole-draft kind takes `fixed` alone.
+    `draft` is the loaded second model of a `language_model`, or the loaded head of an `eagle`, which is read from its
+    folder where it is not given.  A whole-draft kind takes `fixed` alone.
     """
     check_k(k)
     options = {key: value for key, value in spec.items() if key != "kind"}
@@ -58,7 +63,19 @@ def build_drafter(
         if draft is None:
             raise UserError("draft language_model: its model was not given")
         return Chain(LanguageModel(draft.model, target.vocabulary), rule)
+    if kind == "eagle":
+        head = draft if isinstance(draft, Eagle) else Eagle.load(options["head"], target)
+        if 0 < head.config.trained_depth < k:
+            _deeper_than_trained(str(options["head"]), head.config.trained_depth, k)
+        return Chain(head, rule)
     raise unknown("draft kind", kind, KINDS)
+
+
+@cache
+def _deeper_than_trained(folder: str, trained: int, k: int) -> None:
+    """Said once for a head and a depth: drafting on is allowed, but guesses get worse from there."""
+    text = f"draft head {folder}: k = {k}, but it was trained for {trained} self-fed steps; deeper guesses are worse"
+    warnings.warn(text, stacklevel=3)
 
 
 __all__ = [
@@ -71,6 +88,7 @@ __all__ = [
     "Context",
     "DraftModel",
     "Drafter",
+    "Eagle",
     "LanguageModel",
     "LayerSkip",
     "NGram",

@@ -9,9 +9,12 @@ its own outputs is never kept: the next round feeds the committed pairs with the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.drafters.base import Context
@@ -19,21 +22,36 @@ from specdec.drafters.stepping import placement
 from specdec.models import rotary
 from specdec.models.attention import CachedAttention
 from specdec.models.eagle import EagleConfig, EagleLayer
+from specdec.models.eagle_files import read_head
 from specdec.models.kvcache import KVCache
 from specdec.models.linear import Linear
+from specdec.models.loading import weight_files
 from specdec.models.transformer import Output, Transformer
 
 
 class Eagle:
-    """`weights` holds the head's products and norms by the names of `EagleConfig`; `used` [V_d] its target ids."""
+    """`weights` holds the head's products and norms by the names of `EagleConfig`; `used` [V_d] its target ids.
+
+    Draft tokens that the target's tokenizer does not have (padding rows) are cut off.
+    """
 
     def __init__(
-        self, config: EagleConfig, weights: dict[str, Tensor], target: Transformer, used: Tensor | None = None
+        self,
+        config: EagleConfig,
+        weights: dict[str, Tensor],
+        target: Transformer,
+        used: Tensor | None = None,
+        model_id: str = "",
     ):
-        self.config, self._target = config, target
-        self.taps, self.vocabulary = config.taps, used
+        self.config, self.model_id, self._target = config, model_id, target
+        self.taps = config.taps
+        weights, self.vocabulary = _known(config, weights, used, target)
         dtype, wide = target.dtype, torch.float64 if target.dtype == torch.float64 else torch.float32
-        products = {name: Linear(weights[name].to(target.device, dtype)) for name in config.shapes()}
+
+        def place(name: str) -> Tensor | None:
+            return weights[name].to(target.device, dtype) if name in weights else None
+
+        products = {name: Linear(place(name), place(f"{name}.bias")) for name in config.shapes()}
         self.weight_bytes = sum(product.bytes for product in products.values())
         if config.version == 1:
             products["head"] = target.head
@@ -41,6 +59,17 @@ class Eagle:
         norms = {name: weights[name].to(target.device, wide) for name in config.norms()}
         self._layer = EagleLayer(config, products, norms, dtype)
         self._turns = rotary.table(config, 512, dtype, target.device)
+        self._embedding = place("embedding")
+
+    @classmethod
+    def load(cls, folder: str | Path, target: Transformer) -> Eagle:
+        """A head from its folder, for this target."""
+        folder = Path(folder)
+        config, weights, used = read_head(folder, target.config)
+        digest = hashlib.sha256()
+        for file in [folder / "config.json", *weight_files(folder)]:
+            digest.update(file.read_bytes())
+        return cls(config, weights, target, used, digest.hexdigest()[:16])
 
     @property
     def room(self) -> int:
@@ -90,6 +119,27 @@ class Eagle:
             self._turns = rotary.table(self.config, 2 * max(wanted), self._target.dtype, self._target.device)
         turns = self._turns[torch.tensor(wanted, device=self._target.device)]
         attention = CachedAttention(self._cache, rows, turns, self._target.dtype, mask)
-        out = self._layer.step(self._target.embed(tokens), hidden, lambda q, k, v: attention(0, q, k, v), turns)
+        out = self._layer.step(self._embed(tokens), hidden, lambda q, k, v: attention(0, q, k, v), turns)
         self._cache.length = attention.start + rows
         return out
+
+    def _embed(self, tokens: Sequence[int]) -> Tensor:
+        """[rows, h]: the target's embedding, or the head's own where its file holds one."""
+        if self._embedding is None:
+            return self._target.embed(tokens)
+        ids = torch.as_tensor(tokens, device=self._target.device)
+        return F.embedding(ids, self._embedding).to(self._target.accumulator)
+
+
+def _known(
+    config: EagleConfig, weights: dict[str, Tensor], used: Tensor | None, target: Transformer
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Weights and draft vocabulary without ids that the target's tokenizer lacks."""
+    if config.version == 1:
+        return weights, None
+    ids = torch.arange(config.draft_vocabulary) if used is None else used
+    kept = ids < target.vocabulary
+    if not kept.all():
+        weights, ids = weights | {"head": weights["head"][kept]}, ids[kept]
+    whole = torch.equal(ids, torch.arange(target.vocabulary))
+    return weights, None if whole else ids.to(target.device)

@@ -26,8 +26,8 @@ from specdec.models.config import Llama3Scaling, ModelConfig
 class EagleConfig:
     """Shape of a head.
 
-    `taps` are indices of Transformers' `hidden_states`; `draft_vocabulary` None means the target's; `trained_depth`:
-    how many self-fed steps it was trained for.
+    `taps` are indices of Transformers' `hidden_states`; `draft_vocabulary` is None for EAGLE-1, whose head is the
+    target's; `trained_depth`: how many self-fed steps it was trained for, 0 when its file does not say.
     """
 
     version: int
@@ -43,12 +43,12 @@ class EagleConfig:
     taps: tuple[int, ...]
     draft_vocabulary: int | None
     trained_depth: int = 0
+    norm_before_residual: bool = False
     rope_scaling: Llama3Scaling | None = None
 
     @classmethod
     def for_target(cls, target: ModelConfig, version: int, draft_vocabulary: int | None, **changes) -> EagleConfig:
-        """The published shape: one layer as wide as the target's; taps {2, N/2, N-3}, or the last state for EAGLE-1."""
-        n = target.layers
+        """The published shape: one layer as wide as the target's; `draft_vocabulary` None means the target's."""
         values = {
             "version": version,
             "hidden_size": target.hidden_size,
@@ -58,10 +58,11 @@ class EagleConfig:
             "intermediate_size": target.intermediate_size,
             "eps": target.eps,
             "rope_theta": target.rope_theta,
+            "rope_scaling": target.rope_scaling,
             "max_positions": target.max_positions,
             "target_hidden_size": target.hidden_size,
-            "taps": (n,) if version == 1 else (2, n // 2, n - 3),
-            "draft_vocabulary": draft_vocabulary if version == 3 else None,
+            "taps": default_taps(version, target.layers),
+            "draft_vocabulary": (draft_vocabulary or target.vocab_size) if version == 3 else None,
         }
         return cls(**(values | changes))
 
@@ -92,11 +93,21 @@ class EagleConfig:
         return asdict(self)
 
 
+def default_taps(version: int, layers: int) -> tuple[int, ...]:
+    """EAGLE-3 reads what enters layers 2, N/2 and N - 3; EAGLE-1 the last state, behind the final norm."""
+    if version == 1:
+        return (layers,)
+    return tuple(sorted((min(2, layers - 1), layers // 2, max(0, layers - 3))))
+
+
 Product = Callable[[Tensor], Tensor]
 
 
 class EagleLayer:
-    """The head's arithmetic over rows of any leading shape.  `dtype` is what products are given."""
+    """The head's arithmetic over rows of any leading shape.
+
+    `dtype` is what products are given; states, norms and rotations are single precision at least.
+    """
 
     def __init__(
         self, config: EagleConfig, products: Mapping[str, Product], norms: Mapping[str, Tensor], dtype: torch.dtype
@@ -105,7 +116,7 @@ class EagleLayer:
 
     def fuse(self, features: Tensor) -> Tensor:
         """Tapped states [..., taps * hidden] to the head's own width; EAGLE-1 takes them as they are."""
-        return self._product("fc", features) if self.config.version == 3 else features
+        return _wide(self._product("fc", features)) if self.config.version == 3 else features
 
     def step(self, embedded: Tensor, hidden: Tensor, attention: Callable, turns: Tensor) -> Tensor:
         """One layer: embeddings and states [..., rows, h] -> the next states, before the final norm.
@@ -114,13 +125,14 @@ class EagleLayer:
         """
         c = self.config
         if c.version == 3:
-            residual = hidden
-            x = torch.cat([self._norm("input", embedded), self._norm("hidden", hidden)], dim=-1)
+            normed = self._norm("hidden", hidden)
+            residual = normed if c.norm_before_residual else hidden
+            x = torch.cat([self._norm("input", embedded), normed], dim=-1)
         else:
-            residual = x = self._product("fc", torch.cat([embedded, hidden], dim=-1))
+            residual = x = _wide(self._product("fc", torch.cat([embedded, hidden], dim=-1)))
         heads = self._product("qkv", x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
         turning, values = heads.split([c.heads + c.kv_heads, c.kv_heads], dim=-2)
-        turned = rotary.rotate(turning.float() if turning.dtype != torch.float64 else turning, turns)
+        turned = rotary.rotate(_wide(turning), turns)
         q, k = turned.to(heads.dtype).split([c.heads, c.kv_heads], dim=-2)
         a = residual + self._product("o", attention(q, k, values).flatten(-2))
         gate, up = self._product("gate_up", self._norm("post", a)).chunk(2, dim=-1)
@@ -136,3 +148,7 @@ class EagleLayer:
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self._norms[name], self.config.eps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -7,6 +7,7 @@ tokens: the states already carry what came before.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from specdec.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation: token ids, which of them are answers, and its index in the text."""
+    """One conversation: token ids, which of them are answers, its index in the text, and how it was answered."""
 
     index: int
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
+    sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,39 +60,71 @@ def read_text(folder: Path) -> list[Sample]:
         raise UserError(f"{folder}: no training text there (no .parquet file)")
     samples = []
     for part in parts:
-        for row in pq.read_table(part, columns=["index", "ids", "loss_mask"]).to_pylist():
+        for row in pq.read_table(part, columns=["index", "ids", "loss_mask", "sampled"]).to_pylist():
             if row["ids"]:
-                if not any(row["loss_mask"]):
+                if not any(row["loss_mask"][2:]):  # nothing is predicted before the third token
                     raise UserError(
                         f"{part}: conversation {row['index']} has no answer token (its loss mask is all zero)"
                     )
-                samples.append(Sample(row["index"], tuple(row["ids"]), tuple(row["loss_mask"])))
+                samples.append(Sample(row["index"], tuple(row["ids"]), tuple(row["loss_mask"]), row["sampled"]))
     return sorted(samples, key=lambda sample: sample.index)
 
 
 def hold_out(samples: Sequence[Sample], share: float = 0.03) -> tuple[list[Sample], list[Sample]]:
-    """(training, held out): every n-th conversation by index is held out."""
+    """(training, held out): of every n conversations one is held out; of those, the greedily answered are measured on.
+
+    Raises `UserError` when either side is empty.
+    """
     every = max(2, round(1 / share))
-    return [s for s in samples if s.index % every], [s for s in samples if s.index % every == 0]
+    train = [s for s in samples if s.index % every]
+    held = [s for s in samples if s.index % every == 0 and not s.sampled]
+    if not train or not held:
+        raise UserError(f"{len(samples)} conversations are too few: one in {every} is held out, answered greedily")
+    return train, held
 
 
-def frequent_tokens(samples: Sequence[Sample], size: int) -> Tensor:
-    """The `size` most frequent answer tokens, ascending ids; ties go to the lower id."""
+def frequent_tokens(samples: Sequence[Sample], size: int, vocabulary: int) -> Tensor:
+    """The `size` most frequent answer tokens of `vocabulary` ids, ascending; ties go to the lower id."""
+    if not 1 <= size <= vocabulary:
+        raise UserError(f"draft vocabulary {size}: must be between 1 and the target's {vocabulary}")
     counts: Counter[int] = Counter()
     for sample in samples:
         counts.update(token for token, kept in zip(sample.ids, sample.mask, strict=True) if kept)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))[:size]
     if len(ranked) < size:  # a small text: the lowest ids that are left fill up
-        ranked += [token for token in range(size * 2) if token not in counts][: size - len(ranked)]
+        ranked += [token for token in range(vocabulary) if token not in counts][: size - len(ranked)]
     return torch.tensor(sorted(ranked))
 
 
-class Corpus:
-    """Samples with the target's states, kept in memory up to `budget` bytes."""
+def state_bytes(samples: Sequence[Sample], prompt: int, width: int, size: int = 2) -> int:
+    """What the states of `samples` take: `width` numbers of `size` bytes at every kept position."""
+    return width * size * sum(len(s.ids) - 1 - _first(s, prompt) for s in samples)
 
-    def __init__(self, target: Transformer, samples: Sequence[Sample], taps: Sequence[int], prompt: int, budget: int):
+
+def _first(sample: Sample, prompt: int) -> int:
+    """Where a sample begins when at most `prompt` tokens stand before its first answer."""
+    return max(0, sample.mask.index(True) - 1 - prompt)
+
+
+class Corpus:
+    """Samples with the target's states in `dtype`, kept in memory up to `budget` bytes.
+
+    `prompt`: how many tokens before the first answer are kept.
+    """
+
+    def __init__(
+        self,
+        target: Transformer,
+        samples: Sequence[Sample],
+        taps: Sequence[int],
+        prompt: int,
+        budget: int,
+        dtype: torch.dtype = torch.bfloat16,
+    ):
+        if prompt < 1:
+            raise UserError(f"prompt = {prompt}: at least one token before an answer must be kept")
         self._target, self.samples, self._taps, self._prompt = target, list(samples), tuple(taps), prompt
-        self._budget, self._held, self._used = budget, {}, 0
+        self._budget, self._dtype, self._held, self._used = budget, dtype, {}, 0
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -119,15 +153,20 @@ class Corpus:
         for j in random.permutation(len(chunks)):
             yield [int(i) for i in chunks[j]]
 
-    @torch.inference_mode()
+    @property
+    def digest(self) -> str:
+        """A hash of the text."""
+        content = repr([(s.index, s.ids, s.mask) for s in self.samples])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
     def _compute(self, sample: Sample) -> States:
-        first = max(0, sample.mask.index(True) - 1 - self._prompt)
-        ids, target = sample.ids, self._target
+        """Copies, made outside inference mode: tensors that autograd may keep."""
+        first, ids, target = _first(sample, self._prompt), sample.ids, self._target
         out = target.forward(
             ids[:-1], target.new_cache(len(ids)), taps=(*self._taps, target.config.layers), logits=False
         )
         width = len(self._taps) * target.config.hidden_size
-        kept = out.features[first:].to(torch.bfloat16)
+        kept = out.features[first:].to(self._dtype)
         if not torch.isfinite(kept).all():
             raise UserError(f"conversation {sample.index}: the target's states are not finite")
         return States(

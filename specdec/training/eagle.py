@@ -1,13 +1,10 @@
-"""Training an EAGLE head: direct token prediction with training-time test (EAGLE-3), or feature regression (EAGLE-1).
+"""An EAGLE head as a trainable module, run over whole conversations the way decoding runs it token by token.
 
-Training-time test.  The head runs over a conversation several times.  In step 0 every position holds the target's
-state; in step k it holds the head's own output of step k - 1, with tokens shifted by one more, exactly as in decoding
-k tokens deep.  A query of step k sees the true states of positions 0..t, and of the later steps only its own index's:
-its attention is a causal block plus one diagonal for each earlier step.  Rotary position of index t in step k is t +
-k.
-
-The loss of a step is the cross-entropy to the target's law restricted to the draft vocabulary, over positions whose
-predicted token is an answer's; steps are weighted by 0.8^k.
+Training-time test (EAGLE-3, arXiv 2503.01840).  The head runs over a conversation several times.  In step 0 every
+position holds the target's state; in step k it holds the head's own output of step k - 1, with tokens shifted by one
+more, exactly as in decoding k tokens deep.  A query of step k sees the true states of positions 0..t, and of the later
+steps only its own index's: its attention is a causal block plus one diagonal for each later step.  The rotary position
+of index t in step k is t + k.  A single step is what EAGLE-1 trains on.
 """
 
 from __future__ import annotations
@@ -45,11 +42,12 @@ class Batch:
 
 
 def collate(items: Sequence[States], steps: int) -> Batch:
+    """Pad on the right: no position of a sample ever looks there, and none of the padding is in the loss."""
     longest = max(item.length for item in items)
     rows, width, h = len(items), items[0].features.shape[1], items[0].last.shape[1]
-    features = torch.zeros(rows, longest, width, dtype=torch.bfloat16)
+    features = torch.zeros(rows, longest, width, dtype=items[0].features.dtype)
     tokens = torch.zeros(rows, longest + 1 + steps, dtype=torch.long)
-    last = torch.zeros(rows, longest + steps, h, dtype=torch.bfloat16)
+    last = torch.zeros(rows, longest + steps, h, dtype=items[0].last.dtype)
     loss = torch.zeros(rows, longest + steps, dtype=torch.bool)
     for i, item in enumerate(items):
         t = item.length
@@ -100,9 +98,9 @@ class EagleModule(nn.Module):
             nn.init.normal_(product.weight, std=0.02)
 
     def start_from(self, target: ModelConfig, weights: dict[str, Tensor], used: Tensor | None) -> None:
-        """Begin with the target's last layer, where shapes fit, fed with the last of the tapped states.
+        """Begin with the target's last layer, fed with the last of the tapped states.
 
-        `weights` are the target's, under Transformers' names.
+        `weights` are the target's, under Transformers' names; `used` [V_d] the draft vocabulary, None for all.
         """
         prefix = f"model.layers.{target.layers - 1}."
 
@@ -121,7 +119,8 @@ class EagleModule(nn.Module):
             if self.config.version == 3:
                 norms["hidden"].copy_(layer("input_layernorm"))
                 norms["final"].copy_(weights["model.norm.weight"].float())
-                products["head"].weight.copy_(output_head(target, weights).float()[used])
+                head = output_head(target, weights)
+                products["head"].weight.copy_(head if used is None else head[used])
 
     def layer(self) -> EagleLayer:
         products = dict(self.products)
@@ -129,7 +128,18 @@ class EagleModule(nn.Module):
             products["head"] = lambda x: F.linear(x, self.target_head)
         return EagleLayer(self.config, products, self.norms, torch.float32)
 
-    def unroll(self, batch: Batch, steps: int):
+    def weights(self) -> dict[str, Tensor]:
+        """The head's tensors by the names of `EagleConfig`, as `write_head` and the draft take them."""
+        named = {name: product.weight for name, product in self.products.items()} | dict(self.norms)
+        return {name: value.detach().clone() for name, value in named.items()}
+
+    @torch.no_grad()
+    def round_off(self) -> None:
+        """Round the weights to bf16, in which a head is stored."""
+        for parameter in self.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+
+    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         """Yield the states [B, T, h] of each step; the caller may stop early."""
         layer, length = self.layer(), batch.length
         hidden = layer.fuse(batch.features.float())
@@ -141,53 +151,6 @@ class EagleModule(nn.Module):
             yield hidden
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Loss (a mean over positions, with gradient); hits and wanted positions [B, T] of the draft's first choice."""
-
-    loss: Tensor
-    hits: Tensor
-    wanted: Tensor
-
-
 def output_head(target: ModelConfig, weights: dict[str, Tensor]) -> Tensor:
     """The target's output head [V, h]."""
     return weights["model.embed_tokens.weight" if target.tied else "lm_head.weight"]
-
-
-class Teacher:
-    """What the target says, at the positions a batch asks for."""
-
-    def __init__(self, head: Tensor, used: Tensor):
-        self.used, self._rows = used, head[used].to(torch.bfloat16)
-        self.inverse = torch.full((len(head),), -1, dtype=torch.long)
-        self.inverse[used] = torch.arange(len(used))
-
-    @torch.no_grad()
-    def log_law(self, batch: Batch) -> Tensor:
-        """[positions, V_d]: the target's log-law over the draft vocabulary alone, wherever `batch.loss` is True."""
-        return F.linear(batch.last[batch.loss], self._rows).float().log_softmax(-1)
-
-
-def eagle3_steps(
-    module: EagleModule, batch: Batch, teacher: Teacher, steps: int, acceptance: float = 0.0
-) -> Iterator[StepResult]:
-    """A `StepResult` for each self-fed step.
-
-    `acceptance` mixes in the loss 1 - sum min(p, q) with that weight (arXiv 2602.23881).
-    """
-    layer, length, law = module.layer(), batch.length, teacher.log_law(batch)
-    number = torch.full(batch.loss.shape, -1, dtype=torch.long)
-    number[batch.loss] = torch.arange(len(law))
-    for k, hidden in enumerate(module.unroll(batch, steps)):
-        wanted = batch.loss[:, k : k + length]
-        label = teacher.inverse[batch.tokens[:, k + 1 : k + 1 + length][wanted]]
-        log_q = layer.logits(hidden[wanted]).float().log_softmax(-1)
-        log_p = law[number[:, k : k + length][wanted]]
-        p, inside = log_p.exp(), label >= 0
-        each = -(p * log_q).sum(-1)
-        if acceptance:
-            each = (1 - acceptance) * each + acceptance * (1 - torch.minimum(p, log_q.exp()).sum(-1))
-        hit = torch.zeros(wanted.shape, dtype=torch.bool)
-        hit[wanted] = log_q.argmax(-1) == label
-        yield StepResult((each * inside).sum() / inside.sum().clamp(min=1), hit, wanted)
