@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from specdec.drafters import build_drafter, check_k, check_nodes
+from specdec.drafters import Eagle, build_drafter, check_k, check_nodes
 from specdec.drafters.base import Drafter, Nothing
 from specdec.errors import UserError
 from specdec.models import LoadedModel, load_model
@@ -41,6 +41,11 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
         if not layers.isdigit():
             raise UserError(f'--draft {name}: "{layers}" is no number of layers; as in layer_skip:4')
         spec = {"kind": "layer_skip", "layers": int(layers)}
+    elif name.split(":")[0] == "eagle":
+        folder = name.partition(":")[2]
+        if not folder:
+            raise UserError(f"--draft {name}: the head's folder is missing; as in eagle:FOLDER")
+        spec, draft = {"kind": "eagle", "head": folder}, Eagle.load(folder, target.model)
     else:
         spec = {"kind": "language_model"}
         draft = load_model(locate(name), dtype=flags.dtype, device=flags.device)

@@ -6,9 +6,12 @@ class is built from the keys of its configuration entry; `build_drafter` puts th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from functools import cache
 
 from specdec.drafters.base import Budget, Context, Drafter, DraftModel, Nothing
+from specdec.drafters.eagle import Eagle
 from specdec.drafters.language_model import LanguageModel
 from specdec.drafters.layer_skip import LayerSkip
 from specdec.drafters.ngram import NGram
@@ -18,7 +21,7 @@ from specdec.models import LoadedModel
 from specdec.models.tokenizer import Tokenizer, check_shared
 from specdec.models.transformer import Transformer
 
-STEPWISE = ("language_model", "layer_skip")
+STEPWISE = ("language_model", "layer_skip", "eagle")
 WHOLE = ("ngram",)
 KINDS = (*STEPWISE, *WHOLE)
 
@@ -49,14 +52,15 @@ def build_drafter(
     policy: str,
     k: int,
     threshold: float | None = None,
-    draft: LoadedModel | None = None,
+    draft: LoadedModel | Eagle | None = None,
     shape: str | Mapping = "chain",
     tokenizer: Tokenizer | None = None,
 ) -> Drafter:
     """The drafter of a configuration entry `spec` = {kind, ...} under a policy and a shape (`specdec.growth.build`).
 
-    `draft` is the loaded second model of a `language_model`; `tokenizer`, the target's, is needed by rules that read
-    tokens.  A whole-draft kind takes `fixed` and `chain` alone.
+    `draft` is the loaded second model of a `language_model`, or the loaded head of an `eagle`, which is read from its
+    folder where it is not given; `tokenizer`, the target's, is needed by rules that read tokens.  A whole-draft kind
+    takes `fixed` and `chain` alone.
     """
     check_k(k)
     options = {key: value for key, value in spec.items() if key != "kind"}
@@ -73,9 +77,20 @@ def build_drafter(
         if draft is None:
             raise UserError("draft language_model: its model was not given")
         model = LanguageModel(draft.model, target.vocabulary)
+    elif kind == "eagle":
+        model = draft if isinstance(draft, Eagle) else Eagle.load(options["head"], target)
+        if 0 < model.config.trained_depth < k:
+            _deeper_than_trained(str(options["head"]), model.config.trained_depth, k)
     else:
         raise unknown("draft kind", kind, KINDS)
     return build_grower(shape, model, k=k, policy=policy, threshold=threshold, tokenizer=tokenizer)
+
+
+@cache
+def _deeper_than_trained(folder: str, trained: int, k: int) -> None:
+    """Said once for a head and a depth: drafting on is allowed, but guesses get worse from there."""
+    text = f"draft head {folder}: k = {k}, but it was trained for {trained} self-fed steps; deeper guesses are worse"
+    warnings.warn(text, stacklevel=3)
 
 
 __all__ = [
@@ -89,6 +104,7 @@ __all__ = [
     "Context",
     "DraftModel",
     "Drafter",
+    "Eagle",
     "LanguageModel",
     "LayerSkip",
     "NGram",

@@ -74,7 +74,7 @@ class ModelConfig:
         _refuse_uncovered(raw, origin)
         try:
             hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
-            theta, scaling = _rotary(raw, origin)
+            theta, scaling = rotary_settings(raw, origin)
             return cls(
                 family=family,
                 vocab_size=raw["vocab_size"],
@@ -118,7 +118,8 @@ def _refuse_uncovered(raw: dict, origin: str) -> None:
         raise UserError(f"{origin}: partial_rotary_factor = {raw['partial_rotary_factor']} is not covered; allowed: 1")
 
 
-def _rotary(raw: dict, origin: str) -> tuple[float, Llama3Scaling | None]:
+def rotary_settings(raw: dict, origin: str) -> tuple[float, Llama3Scaling | None]:
+    """Base and scaling of the rotary positions, from either spelling; refuses types that are not covered."""
     parameters = raw.get("rope_parameters") or {}
     theta = parameters.get("rope_theta", raw.get("rope_theta", 10000.0))
     scaling = parameters if parameters.get("rope_type") else (raw.get("rope_scaling") or {})

@@ -87,6 +87,16 @@ def resolve(source: str | Path) -> Path:
         ) from error
 
 
+def read_weights(source: str | Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A checkpoint's configuration and its tensors as they are stored, checked: what training starts from."""
+    path = resolve(source)
+    raw, read, _ = _open(path)
+    config = ModelConfig.from_dict(raw, str(path))
+    weights = read(torch.float32)
+    _check(weights, config, path)
+    return config, weights
+
+
 def _open(path: Path) -> tuple[dict, Callable[[torch.dtype], dict[str, Tensor]], list[Path]]:
     """Configuration, a function that reads the weights, and the files that hold them."""
     if path.suffix == ".gguf":
@@ -101,11 +111,12 @@ def _open(path: Path) -> tuple[dict, Callable[[torch.dtype], dict[str, Tensor]],
         raw = json.loads(config.read_text("utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(f"{config}: not valid JSON ({error})") from None
-    files = _weight_files(path)
-    return raw, lambda dtype: _read(files), [*files, config]
+    files = weight_files(path)
+    return raw, lambda dtype: read_tensors(files), [*files, config]
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a checkpoint's tensors: one, or shards; safetensors before pickles."""
     for suffix in ("safetensors", "bin"):
         stem = "model" if suffix == "safetensors" else "pytorch_model"
         index = folder / f"{stem}.{suffix}.index.json"
@@ -120,7 +131,8 @@ def _weight_files(folder: Path) -> list[Path]:
     raise UserError(f"model {folder}: no model.safetensors, no shards and no pytorch_model.bin in that folder")
 
 
-def _read(files: list[Path]) -> dict[str, Tensor]:
+def read_tensors(files: list[Path]) -> dict[str, Tensor]:
+    """Every tensor of some files, as stored; pickles are read as weights only."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -23,6 +23,12 @@ def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
     return halves.transpose(1, 2).reshape(shape).contiguous()
 
 
+def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """The inverse of `pair_neighbours`: back to Transformers' layout."""
+    shape = weight.shape
+    return weight.reshape(-1, head_dim // 2, 2, *shape[1:]).transpose(1, 2).reshape(shape).contiguous()
+
+
 def frequencies(config: ModelConfig) -> Tensor:
     """Radians per position, [head_dim / 2], float64; Llama-3 scaling applied where the configuration asks for it."""
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim

@@ -85,13 +85,13 @@ class Transformer:
     ):
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.vocabulary = vocabulary or config.vocab_size
-        self._accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+        self.accumulator = torch.float64 if dtype == torch.float64 else torch.float32
 
         def tensor(name: str) -> Tensor:
             return weights[name].to(device=self.device, dtype=dtype)
 
         def norm(weight: Tensor) -> RMSNorm:
-            return RMSNorm(weight, config.eps, self._accumulator)
+            return RMSNorm(weight, config.eps, self.accumulator)
 
         self._embedding = tensor("model.embed_tokens.weight")
         self._blocks = []
@@ -158,7 +158,7 @@ class Transformer:
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """[rows, hidden] in accumulator precision."""
         ids = torch.as_tensor(tokens, device=self.device)
-        return F.embedding(ids, self._embedding).to(self._accumulator)
+        return F.embedding(ids, self._embedding).to(self.accumulator)
 
     def layers(
         self, hidden: Tensor, plan: Plan, attention: Attention, taps: Collection[int] = ()
@@ -222,7 +222,7 @@ class Transformer:
         """x [rows, hidden] -> [rows, hidden]."""
         c, rows = self.config, len(x)
         heads = block.qkv(x).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
-        turning = heads[:, : c.heads + c.kv_heads].to(self._accumulator)
+        turning = heads[:, : c.heads + c.kv_heads].to(self.accumulator)
         if block.q_norm is not None:
             q, k = turning.split([c.heads, c.kv_heads], dim=1)
             turning = torch.cat([block.q_norm(q), block.k_norm(k)], dim=1)

@@ -20,7 +20,7 @@ from typing import Any
 
 from specdec.errors import UserError
 from workflow.study.cells import CELLS_FOLDER, PATTERN, TABLES, Cell, cells_for_table
-from workflow.study.config import LanguageModelDraft, StudyConfig, load_mapping
+from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
 from workflow.study.prompts import Prompt, digest, evaluation_slice
 
 STAMP = "specdec.json"
@@ -126,6 +126,9 @@ class Plan:
                 continue
             how = f"hf download {model.hub} --local-dir '{folder}'" if model.hub else "put the checkpoint there"
             missing.append(f"error: model {name} is not in {folder} (no config.json there); to get it: {how}")
+        for name, draft in self.config.pair_in_force().drafts.items():
+            if isinstance(draft, EagleDraft) and not (Path(draft.head) / "config.json").is_file():
+                missing.append(f"error: the head of draft {name} is not in {draft.head} (no config.json there)")
         return missing
 
     def forecast(self, jobs: int) -> str:
@@ -157,6 +160,8 @@ class Plan:
             "max_new_tokens": config.size.max_new_tokens,
             "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup")},
         }
+        if isinstance(spec := None if cell.draft == "none" else config.draft(cell.draft), EagleDraft):
+            values["head"] = code_hash(Path(spec.head), ("config.json", "*.safetensors", "*.bin"))
         if cell.temperature > 0:
             values["sampling"] = config.sampling.model_dump()
         return values

@@ -16,7 +16,7 @@ import torch
 
 from specdec import records
 from specdec.decode import Generation, Request, autoregressive, speculative
-from specdec.drafters import build_drafter
+from specdec.drafters import Eagle, build_drafter
 from specdec.drafters.base import Drafter, Nothing
 from specdec.errors import UserError
 from specdec.loops import is_loop
@@ -28,7 +28,7 @@ from specdec.models.tokenizer import check_shared
 from specdec.sampling import Sampling
 from specdec.verifiers import build_verifier
 from workflow.study.cells import Cell
-from workflow.study.config import LanguageModelDraft, StudyConfig
+from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig
 from workflow.study.prompts import Prompt, evaluation_slice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ class Bench:
     config: StudyConfig
     cell: Cell
     target: LoadedModel
-    draft: LoadedModel | None
+    draft: LoadedModel | Eagle | None
     sampling: Sampling
     max_new_tokens: int
 
@@ -55,6 +55,8 @@ class Bench:
         if isinstance(spec, LanguageModelDraft):
             draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device)
             check_shared(target.tokenizer, draft.tokenizer)
+        elif isinstance(spec, EagleDraft):
+            draft = Eagle.load(spec.head, target.model)
         sampling = Sampling(
             cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
         )
@@ -91,6 +93,8 @@ class Bench:
     @property
     def draft_bytes(self) -> int:
         """Weights that one draft step reads."""
+        if isinstance(self.draft, Eagle):
+            return self.draft.weight_bytes
         if self.draft is not None:
             return self.draft.model.weight_bytes()
         model = getattr(self.drafter(), "model", None)

@@ -155,7 +155,7 @@ def plain(problem: dict[str, Any]) -> str:
 
 
 # Tags that pydantic puts into the location of a union member; they are no keys of the file.
-TAGS = {"layer_skip", "ngram", "language_model"}
+TAGS = {"layer_skip", "ngram", "language_model", "eagle"}
 
 
 def join(location: tuple[int | str, ...]) -> str:

@@ -54,6 +54,13 @@ class LayerSkipDraft(Section):
     layers: Count
 
 
+class EagleDraft(Section):
+    """A trained head that continues the target's own hidden states."""
+
+    kind: Literal["eagle"]
+    head: Text
+
+
 class NgramDraft(Section):
     """Copies what followed the last n tokens where they stood before."""
 
@@ -69,7 +76,7 @@ class NgramDraft(Section):
         return self
 
 
-Draft = Annotated[LanguageModelDraft | LayerSkipDraft | NgramDraft, Field(discriminator="kind")]
+Draft = Annotated[LanguageModelDraft | LayerSkipDraft | EagleDraft | NgramDraft, Field(discriminator="kind")]
 
 
 class Chat(Section):

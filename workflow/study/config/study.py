@@ -21,7 +21,7 @@ from workflow.study.config.experiments import (
     Sampling,
     Size,
 )
-from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, LayerSkipDraft, Model, Pair
+from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, NgramDraft, Pair
 
 
 class StudyConfig(Section):
@@ -164,6 +164,6 @@ def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
         if isinstance(draft, LanguageModelDraft) and draft.model not in config.models:
             raise refuse_name(f"{key}.drafts.{name}.model", draft.model, "model", config.models)
     primary = pair.drafts[pair.primary]
-    if config.experiments.dynamic_k.rules and not isinstance(primary, LanguageModelDraft | LayerSkipDraft):
+    if config.experiments.dynamic_k.rules and isinstance(primary, NgramDraft):
         text = "the dynamic rules read a draft's probabilities, which this kind has none of; name another draft"
         raise refuse(f"{key}.primary", pair.primary, text)

@@ -1,0 +1,1 @@
+"""Training drafts for a target: text that the target writes itself, and what learns from it."""

@@ -1,0 +1,120 @@
+"""From nothing to a head that decodes: the commands, on a tiny target, each stopped and started again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec import cli
+from specdec.training import commands
+from specdec.training.__main__ import main
+from tests.helpers import tiny
+
+PROMPTS = Path(__file__).resolve().parents[2] / "prompts" / "chat.jsonl"
+SHORT = ["--rows", "8", "--max-user", "12", "--max-answer", "16", "--capacity", "120"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("target")
+    tiny.checkpoint(folder, "llama", layers=4)
+    # a random model would rarely write its end of text
+    tiny.edit_json(folder / "generation_config.json", eos_token_id=[tiny.EOS, tiny.END, *range(20, 28)])
+    return str(folder)
+
+
+def flags(model: str) -> list[str]:
+    return ["--model", model, "--dtype", "float32", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def text(model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    asked = ["synthesise", str(folder), *flags(model), *SHORT, "--answer-tokens", "1200", "--exclude", str(PROMPTS)]
+    assert main([*asked, "--sampled-share", "0.1"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [("eagle3", ["--vocabulary", "60", "--steps", "2", "--acceptance", "0.3"]), ("eagle1", [])]
+)
+def test_a_head_is_trained_written_with_its_record_and_decodes(model, text, tmp_path, method, own, capsys):
+    out, rest = tmp_path / "head", ["--token-passes", "1500", "--evaluate-every", "600", "--batch", "4", *own]
+    assert main([method, str(text), str(out), *flags(model), *rest]) == 0
+    record = json.loads((out / "training.json").read_text())
+    assert record["method"] == method and record["token_passes"] >= 1500 and record["recipe"]["seed"] == 0
+    assert record["text"]["answer_tokens"] >= 1000 and record["text"]["settings"]["sampled_share"] == 0.1
+    assert record["text"]["conversations"] > 20 and record["text"]["sources"].keys() == {"self"}
+    assert len(record["history"]) == 3 and record["history"][-1]["passes"] == record["token_passes"]
+    assert record["held_out"]["tokens_per_round"] >= 1 and record["seconds"] > 0
+    assert record["hardware"]["cores"] and "commit" in record["code"] and record["environment"]["torch"]
+    assert str(tmp_path) not in json.dumps(record) and model not in json.dumps(record), "no path of this machine"
+    assert main([method, str(text), str(out), *flags(model), *rest]) == 0, "finished: measured and written again"
+    assert json.loads((out / "training.json").read_text())["history"] == record["history"]
+    capsys.readouterr()
+    answers = []
+    for draft in ("none", f"eagle:{out}"):
+        spoken = ["generate", "the cat", *flags(model), "--draft", draft, "-k", "1", "-n", "12"]
+        assert cli.main(spoken) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+
+
+def test_a_stopped_training_says_so_and_goes_on(model, text, tmp_path, monkeypatch, capsys):
+    rest = [*flags(model), "--vocabulary", "60", "--token-passes", "400"]
+    run = commands.Trainer.run
+
+    def stop(self, report):
+        run(self, report)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.Trainer, "run", stop)
+    assert main(["eagle3", str(text), str(tmp_path), *rest]) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert not (tmp_path / "training.json").exists()
+    monkeypatch.setattr(commands.Trainer, "run", run)
+    assert main(["eagle3", str(text), str(tmp_path), *rest]) == 0
+    assert main(["eagle3", str(text), str(tmp_path), *rest, "--peak-rate", "0.5"]) == 1
+    assert "that training has peak_rate = 0.001, not 0.5" in capsys.readouterr().err
+
+
+def test_given_conversations_are_read_and_bad_files_named(model, tmp_path, capsys):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"turns": ["the cat", "and a dog"]}\n\n{"turns": ["the fox"]}\n')
+    out = tmp_path / "out"
+    asked = ["synthesise", str(out), *flags(model), *SHORT, "--answer-tokens", "100", "--conversations"]
+    assert main([*asked, str(file)]) == 0
+    assert "kept: " in capsys.readouterr().err
+    for content, error in [("{", "not a file of JSON lines"), ('{"turns": []}', "line 1 has no list `turns`")]:
+        file.write_text(content)
+        assert main([*asked, str(file)]) == 1
+        assert error in capsys.readouterr().err
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_start(model, tmp_path, monkeypatch, capsys):
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(commands.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    asked = ["synthesise", str(tmp_path / "out"), *flags(model), *SHORT, "--answer-tokens", "1000000"]
+    assert main(asked) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of disk" in said and "1 MiB are free there, 11 are needed" in said
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_text_of_another_tokenizer_is_refused(model, text, tmp_path, capsys):
+    other = tmp_path / "text"
+    other.mkdir()
+    for part in text.glob("*.parquet"):
+        (other / part.name).write_bytes(part.read_bytes())
+    tiny.edit_json(other / "settings.json", tokenizer="0123")
+    assert main(["eagle3", str(other), str(tmp_path / "head"), *flags(model), "--token-passes", "10"]) == 1
+    assert "its text was written with another tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--draft", "eagle"], ["--draft", "eagle:"], ["--draft", "eagle:none"]])
+def test_a_head_that_is_not_there_is_named(model, arguments, capsys):
+    assert cli.main(["generate", "the cat", *flags(model), *arguments]) == 1
+    assert "eagle:FOLDER" in (said := capsys.readouterr().err) or "no config.json" in said
