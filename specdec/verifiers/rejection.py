@@ -10,11 +10,10 @@ it is accepted with probability p(x), and the residual is p without x.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from specdec.sampling import Stream
-from specdec.tree import POINT, Draft
+from specdec.tree import Draft
 from specdec.verifiers.base import TargetRows, Verdict, Verifier
+from specdec.verifiers.residual import odds, residual
 
 
 class Rejection(Verifier):
@@ -22,20 +21,9 @@ class Rejection(Verifier):
     shapes = frozenset({"chain"})
 
     def verify(self, draft: Draft, rows: TargetRows, stream: Stream) -> Verdict:
-        for i, token in enumerate(draft.tokens):
+        for i in range(len(draft)):
             p = rows.law(i)
-            if draft.law == POINT:
-                ratio, rest = float(p[token]), p.clone()
-                rest[token] = 0.0
-            else:
-                q = draft.q[i].to(p.dtype)
-                ratio, rest = float(p[token] / q[token]), (p - q).clamp_(min=0.0)
-            if not stream.accept(min(1.0, ratio)):
-                return Verdict(tuple(range(i)), stream.draw(_normalised(rest, p)), "correction")
+            if not stream.accept(odds(draft, i, p)):
+                rest, _ = residual(draft, i, p)
+                return Verdict(tuple(range(i)), stream.draw(rest), "correction")
         return Verdict(tuple(range(len(draft))), stream.draw(rows.law(len(draft))), "bonus")
-
-
-def _normalised(rest: Tensor, p: Tensor) -> Tensor:
-    """The residual law; p itself when rounding left no mass (p = q, where rejection has probability 0)."""
-    mass = rest.sum()
-    return rest / mass if mass > 0 else p
