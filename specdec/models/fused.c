@@ -151,3 +151,21 @@ void attend(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restr
             }
         }
 }
+
+/* Attention of one query a row, each over the first `lengths[row]` slots of a cache of its own, [rows, kv_heads,
+ * capacity, d].  `work` holds group * (2 d + capacity) floats. */
+void attend_apart(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restrict values, bf16 *restrict out,
+                  float *restrict work, const long *restrict lengths, long rows, long heads, long kv_heads, long width,
+                  long capacity, float scale) {
+    const long group = heads / kv_heads;
+    for (long row = 0; row < rows; row++)
+        for (long head = 0; head < kv_heads; head++) {
+            const long at = (row * heads + head * group) * width, side = (row * kv_heads + head) * capacity * width;
+            const bf16 *restrict k = keys + side, *restrict v = values + side;
+            switch (width) {
+            case 64: attend_row(q + at, k, v, out + at, work, 0, lengths[row], 0, group, 64, scale); break;
+            case 128: attend_row(q + at, k, v, out + at, work, 0, lengths[row], 0, group, 128, scale); break;
+            default: attend_row(q + at, k, v, out + at, work, 0, lengths[row], 0, group, width, scale);
+            }
+        }
+}

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def library() -> ctypes.CDLL | None:
     loaded.place.argtypes = [pointer] * 4 + [real] + [pointer] * 3 + [whole] * 6
     loaded.gated.argtypes = [pointer, pointer, whole, whole]
     loaded.attend.argtypes = [pointer] * 8 + [whole] * 6 + [real]
-    for function in (loaded.add_norm, loaded.place, loaded.gated, loaded.attend):
+    loaded.attend_apart.argtypes = [pointer] * 6 + [whole] * 5 + [real]
+    for function in (loaded.add_norm, loaded.place, loaded.gated, loaded.attend, loaded.attend_apart):
         function.restype = None
     return loaded
 
@@ -66,6 +68,12 @@ def _processor() -> bytes:
     except OSError:
         return b""
     return "".join(line for line in lines if line.startswith(("flags", "model name", "Features"))).encode()
+
+
+@cache
+def _helper() -> ThreadPoolExecutor:
+    """A second thread for work that is C throughout and lets go of the interpreter."""
+    return ThreadPoolExecutor(1)
 
 
 class Reach:
@@ -98,7 +106,7 @@ class Fused:
 
     def __init__(self, loaded: ctypes.CDLL):
         self._add_norm, self._place, self._gated = loaded.add_norm, loaded.place, loaded.gated
-        self._attend = loaded.attend
+        self._attend, self._attend_apart = loaded.attend, loaded.attend_apart
 
     def add_norm(self, hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(hidden + update, its norm in bf16); the inputs are not changed."""
@@ -165,6 +173,23 @@ class Fused:
             reach.extra.shape[1],
             width**-0.5,
         )
+        return out
+
+    def attend_apart(self, q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+        """Values mixed for q [rows, heads, d], each row over its own cache [rows, kv_heads, capacity, d]."""
+        rows, heads, width = q.shape
+        _, kv_heads, capacity, _ = keys.shape
+        q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype)
+
+        def part(begin: int, end: int) -> None:
+            work = torch.empty(heads // kv_heads * (2 * width + capacity))
+            places = (q[begin:], keys[begin:], values[begin:], out[begin:], work, lengths[begin:])
+            sizes = (end - begin, heads, kv_heads, width, capacity)
+            self._attend_apart(*(place.data_ptr() for place in places), *sizes, width**-0.5)
+
+        other = _helper().submit(part, rows // 2, rows)
+        part(0, rows // 2)
+        other.result()
         return out
 
     def gated(self, gate_up: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.models.fused import fused_for
 from specdec.models.transformer import Transformer
 
 STRIDE = 64
@@ -40,18 +41,21 @@ class RowAttention:
     """One new token in every row; a row sees what its own cache holds, and itself."""
 
     def __init__(self, model: Transformer, cache: RowCache):
-        self._cache = cache
+        self._cache, self._fused = cache, fused_for(model.dtype, model.device)
         self._rows = torch.arange(len(cache.lengths), device=model.device)
         self._end = min(cache.capacity, (int(cache.lengths.max()) // STRIDE + 1) * STRIDE)
         self.turns = model.rotations(self._end)[cache.lengths]
         seen = torch.arange(self._end, device=model.device)[None] <= cache.lengths[:, None]
         mask = torch.zeros(seen.shape, dtype=model.dtype, device=model.device).masked_fill_(~seen, -math.inf)
         self._mask = mask[:, None, None, :]
+        self._lengths = cache.lengths + 1
 
     def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.keys[index], self._cache.values[index]
         keys[self._rows, :, self._cache.lengths] = k
         values[self._rows, :, self._cache.lengths] = v
+        if self._fused:
+            return self._fused.attend_apart(q, keys, values, self._lengths)
         rows, heads, dim = q.shape
         grouped = q.reshape(rows, k.shape[1], heads // k.shape[1], dim)
         end = self._end

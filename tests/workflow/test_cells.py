@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from specdec.errors import UserError
 from workflow.study import tables
-from workflow.study.cells import EXPERIMENTS, LONGEST_PATH, TABLES, Cell, all_cells, cells_for_table, cells_of
+from workflow.study.cells import LONGEST_PATH, Cell
+from workflow.study.experiments import EXPERIMENTS, TABLES, all_cells, cells_for_table, cells_of
 
 words = st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True).filter(lambda word: word != "none")
 numbers = st.integers(0, 20_000_000).map(lambda millionths: millionths / 1_000_000)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
-from workflow.study.cells import TABLES, all_cells
 from workflow.study.config import load
+from workflow.study.experiments import TABLES, all_cells
 from workflow.study.plan import FIGURES, Plan, code_hash
 
 pytestmark = pytest.mark.workflow

@@ -15,8 +15,8 @@ from specdec.errors import UserError
 from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT, put
 from workflow.study import columns, figures, tables
-from workflow.study.cells import all_cells
 from workflow.study.config import StudyConfig, load_mapping
+from workflow.study.experiments import all_cells
 from workflow.study.figures import style
 from workflow.study.plan import FIGURES
 

@@ -14,8 +14,9 @@ from specdec.errors import UserError
 from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
 from workflow.study import columns, tables
-from workflow.study.cells import Cell, all_cells, cells_for_table
+from workflow.study.cells import Cell
 from workflow.study.config import load_mapping
+from workflow.study.experiments import all_cells, cells_for_table
 from workflow.study.measured import measured
 
 SHARED = [

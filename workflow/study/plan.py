@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UserError
-from workflow.study.cells import CELLS_FOLDER, PATTERN, TABLES, Cell, cells_for_table
+from workflow.study.cells import CELLS_FOLDER, PATTERN, Cell
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
+from workflow.study.experiments import TABLES, cells_for_table
 from workflow.study.prompts import Prompt, digest, evaluation_slice
 
 STAMP = "specdec.json"

@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from specdec.errors import unknown
 from workflow.study import metrics, statistics
-from workflow.study.cells import Cell, cells_for_table
+from workflow.study.cells import Cell
 from workflow.study.columns import CELL, to_arrow
 from workflow.study.config import StudyConfig
+from workflow.study.experiments import cells_for_table
 from workflow.study.measured import Measured, comparable, load, same_machine
 
 Cells = Mapping[Cell, Measured]
