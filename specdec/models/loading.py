@@ -97,6 +97,22 @@ def read_weights(source: str | Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, weights
 
 
+def read_config(source: str | Path) -> dict:
+    """A checkpoint's `config.json`, or what a GGUF file says in its place."""
+    path = resolve(source)
+    if path.suffix == ".gguf":
+        from specdec.models.gguf import GGUFFile
+
+        return GGUFFile(path).config()
+    config = path / "config.json"
+    if not config.is_file():
+        raise UserError(f"model {path}: there is no config.json in that folder")
+    try:
+        return json.loads(config.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{config}: not valid JSON ({error})") from None
+
+
 def _open(path: Path) -> tuple[dict, Callable[[torch.dtype], dict[str, Tensor]], list[Path]]:
     """Configuration, a function that reads the weights, and the files that hold them."""
     if path.suffix == ".gguf":
@@ -104,15 +120,8 @@ def _open(path: Path) -> tuple[dict, Callable[[torch.dtype], dict[str, Tensor]],
 
         file = GGUFFile(path)
         return file.config(), lambda dtype: {name: value.to(dtype) for name, value in file.tensors()}, [path]
-    config = path / "config.json"
-    if not config.is_file():
-        raise UserError(f"model {path}: there is no config.json in that folder")
-    try:
-        raw = json.loads(config.read_text("utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{config}: not valid JSON ({error})") from None
-    files = weight_files(path)
-    return raw, lambda dtype: read_tensors(files), [*files, config]
+    raw, files = read_config(path), weight_files(path)
+    return raw, lambda dtype: read_tensors(files), [*files, path / "config.json"]
 
 
 def weight_files(folder: Path) -> list[Path]:

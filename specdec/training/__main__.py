@@ -1,6 +1,11 @@
-"""`python -m specdec.training`: write text with a target (`synthesise`), train a head on it (`eagle3`, `eagle1`).
+"""`python -m specdec.training`: write text with a target (`synthesise`), train a draft on it (`eagle3`, `eagle1`,
+`distill`), make a distilled draft a whole model (`assemble`), list frequent tokens (`vocabulary`).
 
-Every command goes on where it was stopped.  Exit codes are those of `python -m specdec`.
+Writing and training go on where they were stopped.  Training runs in several processes under `torchrun`:
+
+    torchrun --nproc-per-node 2 -m specdec.training eagle3 TEXT HEAD --token-passes N
+
+Exit codes are those of `python -m specdec`.
 """
 
 from __future__ import annotations
@@ -8,20 +13,86 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from specdec.errors import UserError
-from specdec.models.catalogue import DEFAULT
-from specdec.training.objectives import Eagle1Recipe, Eagle3Recipe, Recipe
-from specdec.training.synthesise import Settings
+# Read once, when torch brings in the OpenMP library.  Its threads wait for one another by spinning; where two processes
+# share the cores, each spins away what the other could compute with, and both are many times slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+from specdec.errors import UserError  # noqa: E402
+from specdec.models.catalogue import DEFAULT  # noqa: E402
+from specdec.training.distill import LOSSES, DistillRecipe  # noqa: E402
+from specdec.training.eagle_losses import STARTS, Eagle1Recipe, Eagle3Recipe  # noqa: E402
+from specdec.training.objective import PRECISIONS, Recipe  # noqa: E402
+from specdec.training.synthesise import Settings  # noqa: E402
+
+_HELP = {
+    "token_passes": "answer tokens to train on, repeats included",
+    "batch": "conversations an update, over all processes",
+    "peak_rate": "highest learning rate",
+    "warmup": "updates until the rate is at its highest",
+    "clip": "longest gradient",
+    "seed": "",
+    "evaluate_every": "token passes between measurements on held-out text",
+    "save_seconds": "seconds between savings of the state",
+    "precision": "of products",
+}
+_HEAD_HELP = {"prompt": "tokens kept before a first answer", "start": "weights to begin with"}
+_EAGLE3_HELP = {
+    "steps": "self-fed steps; 1: no training-time test",
+    "decay": "weight of a step's loss, to the power of the step",
+    "acceptance": "weight of the acceptance loss, 0 to 1",
+}
+_EAGLE1_HELP = {
+    "feature_weight": "weight of the regression on states",
+    "token_weight": "weight of the cross-entropy",
+    "noise": "uniform noise on the states that are fed",
+}
+_CHOICES = {"start": STARTS, "precision": PRECISIONS, "loss": tuple(LOSSES)}
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m specdec.training", description="Drafts trained on a target's text.")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    _synthesise(commands)
 
+    eagle3 = _method(commands, "eagle3", "train an EAGLE-3 head", Eagle3Recipe, _HEAD_HELP | _EAGLE3_HELP)
+    eagle3.add_argument(
+        "--vocabulary", type=_size, default=8192, metavar="N", help="draft tokens, or full (default: 8192)"
+    )
+    eagle3.add_argument(
+        "--taps",
+        type=_numbers,
+        metavar="A,B,C",
+        help="states of the target that are fused, k the input of its layer k; one alone: no fusion "
+        "(default: low, middle and high, as published)",
+    )
+    _method(commands, "eagle1", "train an EAGLE-1 head", Eagle1Recipe, _HEAD_HELP | _EAGLE1_HELP)
+
+    small = _method(
+        commands, "distill", "distil a small language model", DistillRecipe, {"loss": "how it is brought close"}
+    )
+    small.add_argument(
+        "--layers", type=_numbers, required=True, metavar="A,B,...", help="the target's layers it is cut from"
+    )
+    small.add_argument(
+        "--vocabulary", type=_size, metavar="N", help="frequent tokens that the loss looks at, or full (default: full)"
+    )
+
+    whole = commands.add_parser("assemble", help="make a distilled draft a whole model")
+    whole.add_argument("draft", type=Path, help="folder that `distill` wrote")
+    whole.add_argument("out", type=Path, help="folder for the model")
+    whole.add_argument("--model", default=DEFAULT, metavar="NAME", help=f"the target (default: {DEFAULT})")
+
+    frequent = commands.add_parser("vocabulary", help="list the text's tokens, the most frequent first")
+    frequent.add_argument("text", type=Path, help="folder that `synthesise` wrote")
+    frequent.add_argument("out", type=Path, help="file for the ids")
+    return top
+
+
+def _synthesise(commands) -> None:
     text = commands.add_parser("synthesise", help="let the target write conversations, or answer given ones")
     text.add_argument("out", type=Path, help="folder for the text")
     _model(text)
@@ -38,47 +109,28 @@ def parser() -> argparse.ArgumentParser:
             "sampled_share": "share of conversations whose answers are sampled, not greedy",
         },
     )
+    text.add_argument("--exclude", nargs="*", default=[], metavar="FILE", help="prompts (JSON lines) to avoid")
     text.add_argument(
-        "--exclude", type=Path, nargs="*", default=[], metavar="FILE", help="prompts (JSON lines with turns) to avoid"
+        "--conversations",
+        metavar="SOURCE",
+        help="what users say, answered anew: JSON lines, a JSON array, parquet, a folder of these, or a data set of "
+        "the Hugging Face hub; forms: turns, ShareGPT, UltraChat, prompt",
     )
-    text.add_argument(
-        "--conversations", type=Path, metavar="FILE", help="JSON lines with turns: what users say; answered anew"
-    )
+    text.add_argument("--split", default="train", metavar="NAME", help="of a data set (default: train)")
     thinking = text.add_mutually_exclusive_group()
     thinking.add_argument("--think", dest="enable_thinking", action="store_true", default=None, help="thinking mode")
     thinking.add_argument("--no-think", dest="enable_thinking", action="store_false", help="no thinking")
 
-    eagle3 = _head(commands, "eagle3", "train an EAGLE-3 head", Eagle3Recipe, {"steps", "acceptance"})
-    eagle3.add_argument("--vocabulary", type=int, default=8192, metavar="N", help="draft tokens (default: 8192)")
-    _head(commands, "eagle1", "train an EAGLE-1 head", Eagle1Recipe, {"feature_weight", "token_weight", "noise"})
-    return top
 
-
-_HELP = {
-    "token_passes": "answer tokens to train on, repeats included",
-    "prompt": "tokens kept before a first answer",
-    "batch": "conversations an update",
-    "peak_rate": "highest learning rate",
-    "warmup": "updates until the rate is at its highest",
-    "seed": "",
-    "evaluate_every": "token passes between measurements on held-out text",
-    "steps": "self-fed steps",
-    "acceptance": "weight of the acceptance loss, 0 to 1",
-    "feature_weight": "weight of the regression on states",
-    "token_weight": "weight of the cross-entropy",
-    "noise": "uniform noise on the states that are fed",
-}
-
-
-def _head(commands, name: str, text: str, recipe: type[Recipe], own: set[str]) -> argparse.ArgumentParser:
+def _method(commands, name: str, text: str, recipe: type[Recipe], own: dict[str, str]) -> argparse.ArgumentParser:
+    """A command that trains: a text, a folder for the draft, and what is chosen in its recipe."""
     command = commands.add_parser(name, help=text)
     command.add_argument("text", type=Path, help="folder that `synthesise` wrote")
-    command.add_argument("out", type=Path, help="folder for the head")
+    command.add_argument("out", type=Path, help="folder for the draft")
     _model(command)
-    shared = {"token_passes", "prompt", "batch", "peak_rate", "warmup", "seed", "evaluate_every"}
-    _fields(command, recipe, {key: help for key, help in _HELP.items() if key in shared | own})
+    _fields(command, recipe, _HELP | own)
     command.add_argument(
-        "--memory", type=float, default=8.0, metavar="GIB", help="for states of the target (default: 8)"
+        "--memory", type=float, default=8.0, metavar="GIB", help="of a machine, for states of the target (default: 8)"
     )
     return command
 
@@ -86,31 +138,44 @@ def _head(commands, name: str, text: str, recipe: type[Recipe], own: set[str]) -
 def _model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", default=DEFAULT, metavar="NAME", help=f"the target (default: {DEFAULT})")
     command.add_argument("--dtype", default="bfloat16", metavar="D", help="the target's (default: bfloat16)")
+    command.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default: cpu)")
     command.add_argument("--threads", type=int, metavar="N", help="default: every core this process may use")
-    command.set_defaults(device="cpu")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """0,1,28 as numbers."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _size(text: str) -> int | None:
+    return None if text == "full" else int(text)
 
 
 def _fields(command: argparse.ArgumentParser, of: type, helps: dict[str, str]) -> None:
     """An option for each named field of a dataclass, with its default; required without one."""
     known = {field.name: field for field in fields(of)}
+    kinds: dict[str, Callable] = {"int": int, "float": float, "str": str}
     for name, text in helps.items():
         field = known[name]
         required = field.default is MISSING
-        kind = int if str(field.type) == "int" else float
         shown = text if required else f"{text} (default: {field.default})".strip()
         option = {"required": True} if required else {"default": field.default}
-        command.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=shown, **option)
+        option |= {"choices": _CHOICES[name]} if name in _CHOICES else {"metavar": "N"}
+        command.add_argument(f"--{name.replace('_', '-')}", type=kinds[str(field.type)], help=shown, **option)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from specdec.training import commands
+    from specdec.training import commands, train
 
+    others = {
+        "synthesise": commands.synthesise_text,
+        "assemble": commands.assemble_model,
+        "vocabulary": commands.write_vocabulary,
+    }
     try:
-        if chosen.command == "synthesise":
-            return commands.synthesise_text(chosen)
-        return commands.train_head(chosen)
+        return others.get(chosen.command, train.train)(chosen)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

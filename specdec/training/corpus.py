@@ -1,13 +1,15 @@
 """Training text as the target sees it: conversations, what the target's layers held, and what it would say next.
 
-The target runs once over each conversation; what a head needs of it (tapped states, last state, on the positions
-kept) is held in bf16 within a memory budget, and computed anew beyond it.  A conversation's prompt is cut to its last
-tokens: the states already carry what came before.
+The target runs once over each conversation; what a draft needs of it is held in bf16 within a memory budget, and
+computed anew beyond it.  A head needs tapped states and last states, on the positions kept: its prompt is cut to the
+last tokens, since the states already carry what came before.  A small language model reads the whole text, and needs
+the last states where an answer's token is predicted.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class States:
-    """What the target held over a sample's kept positions: position t of the head pairs features[t] with ids[t + 1].
+    """For a head: what the target held over the positions kept; position t pairs features[t] with ids[t + 1].
 
     ids [T + 2], features [T, taps * hidden], last [T + 1, hidden] (the final norm's output), mask [T + 2] by token.
     """
@@ -51,6 +53,23 @@ class States:
     @property
     def bytes(self) -> int:
         return self.features.nbytes + self.last.nbytes
+
+
+@dataclass(frozen=True)
+class Answers:
+    """For a language model: ids [T + 1], loss [T] (is ids[t + 1] an answer's?), last [answers, hidden] where it is."""
+
+    ids: Tensor
+    loss: Tensor
+    last: Tensor
+
+    @property
+    def length(self) -> int:
+        return len(self.loss)
+
+    @property
+    def bytes(self) -> int:
+        return self.last.nbytes
 
 
 def read_text(folder: Path) -> list[Sample]:
@@ -83,22 +102,23 @@ def hold_out(samples: Sequence[Sample], share: float = 0.03) -> tuple[list[Sampl
     return train, held
 
 
+def answer_counts(samples: Sequence[Sample]) -> Counter[int]:
+    """How often each token stands in an answer."""
+    counts: Counter[int] = Counter()
+    for sample in samples:
+        counts.update(token for token, kept in zip(sample.ids, sample.mask, strict=True) if kept)
+    return counts
+
+
 def frequent_tokens(samples: Sequence[Sample], size: int, vocabulary: int) -> Tensor:
     """The `size` most frequent answer tokens of `vocabulary` ids, ascending; ties go to the lower id."""
     if not 1 <= size <= vocabulary:
         raise UserError(f"draft vocabulary {size}: must be between 1 and the target's {vocabulary}")
-    counts: Counter[int] = Counter()
-    for sample in samples:
-        counts.update(token for token, kept in zip(sample.ids, sample.mask, strict=True) if kept)
+    counts = answer_counts(samples)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))[:size]
     if len(ranked) < size:  # a small text: the lowest ids that are left fill up
         ranked += [token for token in range(vocabulary) if token not in counts][: size - len(ranked)]
     return torch.tensor(sorted(ranked))
-
-
-def state_bytes(samples: Sequence[Sample], prompt: int, width: int, size: int = 2) -> int:
-    """What the states of `samples` take: `width` numbers of `size` bytes at every kept position."""
-    return width * size * sum(len(s.ids) - 1 - _first(s, prompt) for s in samples)
 
 
 def _first(sample: Sample, prompt: int) -> int:
@@ -106,25 +126,22 @@ def _first(sample: Sample, prompt: int) -> int:
     return max(0, sample.mask.index(True) - 1 - prompt)
 
 
-class Corpus:
-    """Samples with the target's states in `dtype`, kept in memory up to `budget` bytes.
-
-    `prompt`: how many tokens before the first answer are kept.
-    """
+class Corpus(ABC):
+    """Samples with the target's states in `dtype`, kept in memory up to `budget` bytes."""
 
     def __init__(
-        self,
-        target: Transformer,
-        samples: Sequence[Sample],
-        taps: Sequence[int],
-        prompt: int,
-        budget: int,
-        dtype: torch.dtype = torch.bfloat16,
+        self, target: Transformer, samples: Sequence[Sample], budget: int, dtype: torch.dtype = torch.bfloat16
     ):
-        if prompt < 1:
-            raise UserError(f"prompt = {prompt}: at least one token before an answer must be kept")
-        self._target, self.samples, self._taps, self._prompt = target, list(samples), tuple(taps), prompt
-        self._budget, self._dtype, self._held, self._used = budget, dtype, {}, 0
+        self._target, self.samples = target, list(samples)
+        self.budget, self._dtype, self._held, self._used = budget, dtype, {}, 0
+
+    @property
+    @abstractmethod
+    def needed(self) -> int:
+        """Bytes that the states of all samples take."""
+
+    @abstractmethod
+    def _compute(self, sample: Sample) -> States | Answers: ...
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -133,11 +150,11 @@ class Corpus:
     def answer_tokens(self) -> int:
         return sum(sum(sample.mask) for sample in self.samples)
 
-    def states(self, i: int) -> States:
+    def states(self, i: int) -> States | Answers:
         if i in self._held:
             return self._held[i]
         states = self._compute(self.samples[i])
-        if self._used + states.bytes <= self._budget:
+        if self._used + states.bytes <= self.budget:
             self._held[i] = states
             self._used += states.bytes
         return states
@@ -159,19 +176,57 @@ class Corpus:
         content = repr([(s.index, s.ids, s.mask) for s in self.samples])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def _compute(self, sample: Sample) -> States:
-        """Copies, made outside inference mode: tensors that autograd may keep."""
-        first, ids, target = _first(sample, self._prompt), sample.ids, self._target
-        out = target.forward(
-            ids[:-1], target.new_cache(len(ids)), taps=(*self._taps, target.config.layers), logits=False
-        )
-        width = len(self._taps) * target.config.hidden_size
-        kept = out.features[first:].to(self._dtype)
+    def _run(self, sample: Sample, taps: Sequence[int] = ()) -> Tensor:
+        """[T + 1, (taps + 1) * hidden]: tapped and last states, made in inference mode; autograd may keep copies
+        alone."""
+        ids, target = sample.ids, self._target
+        out = target.forward(ids[:-1], target.new_cache(len(ids)), taps=(*taps, target.config.layers), logits=False)
+        kept = out.features.to("cpu", self._dtype)
         if not torch.isfinite(kept).all():
             raise UserError(f"conversation {sample.index}: the target's states are not finite")
+        return kept
+
+
+class HeadCorpus(Corpus):
+    """What an EAGLE head learns from; `prompt`: how many tokens before the first answer are kept."""
+
+    def __init__(
+        self,
+        target: Transformer,
+        samples: Sequence[Sample],
+        taps: Sequence[int],
+        prompt: int,
+        budget: int,
+        dtype: torch.dtype = torch.bfloat16,
+    ):
+        if prompt < 1:
+            raise UserError(f"prompt = {prompt}: at least one token before an answer must be kept")
+        super().__init__(target, samples, budget, dtype)
+        self._taps, self._prompt = tuple(taps), prompt
+
+    @property
+    def needed(self) -> int:
+        width = (len(self._taps) + 1) * self._target.config.hidden_size * self._dtype.itemsize
+        return width * sum(len(s.ids) - 1 - _first(s, self._prompt) for s in self.samples)
+
+    def _compute(self, sample: Sample) -> States:
+        first, width = _first(sample, self._prompt), len(self._taps) * self._target.config.hidden_size
+        kept = self._run(sample, self._taps)[first:]
         return States(
-            ids=torch.tensor(ids[first:]),
+            ids=torch.tensor(sample.ids[first:]),
             features=kept[:-1, :width].clone(),
             last=kept[:, width:].clone(),
             mask=torch.tensor(sample.mask[first:]),
         )
+
+
+class AnswerCorpus(Corpus):
+    """What a small language model learns from: whole texts."""
+
+    @property
+    def needed(self) -> int:
+        return self._target.config.hidden_size * self._dtype.itemsize * sum(sum(s.mask[1:]) for s in self.samples)
+
+    def _compute(self, sample: Sample) -> Answers:
+        loss = torch.tensor(sample.mask[1:])
+        return Answers(torch.tensor(sample.ids), loss, self._run(sample)[loss].clone())

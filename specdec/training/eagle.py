@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,12 @@ class Batch:
     def length(self) -> int:
         return self.features.shape[1]
 
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def silent(self) -> Batch:
+        return replace(self, loss=torch.zeros_like(self.loss))
+
 
 def collate(items: Sequence[States], steps: int) -> Batch:
     """Pad on the right: no position of a sample ever looks there, and none of the padding is in the loss."""
@@ -61,9 +67,9 @@ def collate(items: Sequence[States], steps: int) -> Batch:
 class StepAttention:
     """Attention of training-time test: keys of step 0 causally, of each later step on the diagonal."""
 
-    def __init__(self, length: int):
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        self._future = torch.zeros(length, length).masked_fill_(future, -math.inf)
+    def __init__(self, length: int, device: torch.device | str = "cpu"):
+        future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+        self._future = torch.zeros(length, length, device=device).masked_fill_(future, -math.inf)
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -131,7 +137,7 @@ class EagleModule(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """The head's tensors by the names of `EagleConfig`, as `write_head` and the draft take them."""
         named = {name: product.weight for name, product in self.products.items()} | dict(self.norms)
-        return {name: value.detach().clone() for name, value in named.items()}
+        return {name: value.detach().cpu().clone() for name, value in named.items()}
 
     @torch.no_grad()
     def round_off(self) -> None:
@@ -143,7 +149,7 @@ class EagleModule(nn.Module):
         """Yield the states [B, T, h] of each step; the caller may stop early."""
         layer, length = self.layer(), batch.length
         hidden = layer.fuse(batch.features.float())
-        attention = StepAttention(length)
+        attention = StepAttention(length, hidden.device)
         turns = rotary.table(self.config, length + steps, torch.float32, hidden.device)
         for k in range(steps):
             embedded = F.embedding(batch.tokens[:, k : k + length], self.embedding).float()

@@ -1,7 +1,9 @@
 """The training loop: deterministic, resumable at any moment, with what it learned measured on held-out text.
 
-The quality that counts is tokens per round.  It is simulated on held-out conversations: from every position the head
-drafts K tokens against the text that the target wrote; a token is accepted while all before it were.
+The quality that counts is tokens per round.  It is simulated on held-out conversations: from every position the draft
+guesses K tokens against the text that the target wrote; a token is accepted while all before it were.
+
+While it runs, `log.parquet` in its folder holds a row a measurement: loss, acceptance by position, tokens per round.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.errors import UserError
+from specdec.records import write_table
 from specdec.training.corpus import Corpus
-from specdec.training.eagle import Batch, EagleModule, collate
-from specdec.training.objectives import Eagle1Loss, Eagle3Loss, Recipe, Teacher, guesses
+from specdec.training.objective import Objective, Recipe, mean
+from specdec.training.parallel import Group
 
 DEPTH = 4
 """K of the simulated tokens per round."""
 FREE = ("evaluate_every", "save_seconds")
 """What may change when a training goes on."""
+LOG = "log.parquet"
 
 
 @dataclass
@@ -45,16 +51,21 @@ class Progress:
 
 
 class Trainer:
-    """Trains `module` on `corpus`; everything it needs to go on lies in `folder`."""
+    """Trains `module` on `corpus`; everything it needs to go on lies in `folder`.
+
+    In a `group` of processes every one of them makes the same updates; the first alone measures and writes.
+    """
 
     def __init__(
         self,
-        module: EagleModule,
-        objective: Eagle3Loss | Eagle1Loss,
+        module: nn.Module,
+        objective: Objective,
         corpus: Corpus,
         held_out: Corpus,
         folder: Path,
+        group: Group | None = None,
     ):
+        self.group = group or Group()
         self.module, self.objective, self.corpus, self.held_out = module, objective, corpus, held_out
         self.recipe: Recipe = objective.recipe
         self.folder, self.progress = folder, Progress()
@@ -73,11 +84,11 @@ class Trainer:
             batches = list(self.corpus.batches(recipe.batch, recipe.seed, p.epoch))
             for indices in batches[p.in_epoch :]:
                 due = p.passes - p.passes % recipe.evaluate_every + recipe.evaluate_every
-                batch = collate([self.corpus.states(i) for i in indices], self.objective.steps)
-                p.loss += self._update(batch, indices)
+                loss, passes = self._update(indices)
+                p.loss += loss
                 p.losses += 1
                 p.in_epoch += 1
-                p.passes += int(batch.loss.sum())
+                p.passes += passes
                 p.seconds = before + time.monotonic() - begin
                 finished = p.passes >= recipe.token_passes
                 if p.passes >= due or finished:
@@ -94,63 +105,78 @@ class Trainer:
 
     def finish(self) -> dict:
         """Take the best weights, rounded as they are stored, and measure them once more."""
-        self.module.load_state_dict(torch.load(self.folder / "best.pt", weights_only=True))
+        self.module.load_state_dict(self._read("best.pt"))
         self.module.round_off()
-        return simulate(self.module, self.objective.teacher, self.held_out, self.recipe)
+        return simulate(self.module, self.objective, self.held_out)
 
     def _rate(self) -> float:
         p, recipe = self.progress, self.recipe
         warm = min(1.0, (p.updates + 1) / max(1, recipe.warmup))
         return recipe.peak_rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * p.passes / recipe.token_passes)))
 
-    def _update(self, batch: Batch, indices: list[int]) -> float:
-        recipe, names = self.recipe, [self.corpus.samples[i].index for i in indices]
+    def _update(self, indices: list[int]) -> tuple[float, int]:
+        """One step on a batch: its loss and its answer tokens, over all processes."""
+        recipe, group, update = self.recipe, self.group, self.progress.updates
+        names = [self.corpus.samples[i].index for i in indices]
+        batch, own = self._part(indices)
+        for parameters in self.optimiser.param_groups:
+            parameters["lr"] = self._rate()
+        self.optimiser.zero_grad(set_to_none=True)
+        with recipe.autocast(group.device):
+            terms = self.objective.terms(self.module, batch, [_seed(recipe.seed, update, name) for name in own])
+        counts = torch.tensor([int(term.count) for term in terms] + [int(batch.loss.sum())], device=group.device)
+        *counts, passes = group.sum(counts).tolist()
+        loss = mean(terms, counts)
+        value = float(group.sum(loss.detach().clone()))
+        if not math.isfinite(value):
+            raise UserError(f"the loss is {value} at update {update}, conversations {names}")
+        loss.backward()
+        group.sum_gradients(self.module.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        if not torch.isfinite(norm):
+            raise UserError(f"a gradient is {float(norm)} at update {update}, conversations {names}")
+        self.optimiser.step()
+        self.progress.updates += 1
+        return value, passes
+
+    def _part(self, indices: list[int]) -> tuple:
+        """This process's part of a batch, and its conversations; one without a part keeps step with a silent one."""
+        own = self.group.part(indices) or indices[:1]
+        names = [self.corpus.samples[i].index for i in own]
+        batch = self.objective.collate([self.corpus.states(i) for i in own])
         for name, kept in zip(names, batch.loss.any(-1).tolist(), strict=True):
             if not kept:
                 raise UserError(f"conversation {name} has no answer token (its loss mask is all zero)")
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._rate()
-        self.optimiser.zero_grad(set_to_none=True)
-        random = torch.Generator().manual_seed((recipe.seed << 32) + self.progress.updates)
-        with recipe.autocast():
-            loss = self.objective(self.module, batch, random)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise UserError(f"the loss is {value} at update {self.progress.updates}, conversations {names}")
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
-        if not torch.isfinite(norm):
-            raise UserError(f"a gradient is {float(norm)} at update {self.progress.updates}, conversations {names}")
-        self.optimiser.step()
-        self.progress.updates += 1
-        return value
+        if not self.group.part(indices):
+            batch = batch.silent()
+        return batch.to(self.group.device), names
 
     def _evaluate(self) -> None:
         p = self.progress
-        found = simulate(self.module, self.objective.teacher, self.held_out, self.recipe)
-        mean = p.loss / max(1, p.losses)
-        if mean == 0:
+        loss = p.loss / max(1, p.losses)
+        if loss == 0:
             raise UserError(f"the loss was 0 in each of the last {p.losses} updates: nothing is being learned")
-        p.history.append(
-            {"passes": p.passes, "updates": p.updates, "seconds": round(p.seconds, 1), "loss": mean, **found}
-        )
         p.loss, p.losses = 0.0, 0
+        if not self.group.first:
+            return
+        found = simulate(self.module, self.objective, self.held_out)
+        row = {"passes": p.passes, "updates": p.updates, "seconds": round(p.seconds, 1), "loss": loss, **found}
+        p.history.append(row)
+        write_table(self.folder / LOG, pa.Table.from_pylist(p.history))
         if found["tokens_per_round"] > p.best:
             p.best = found["tokens_per_round"]
             _save(self.folder / "best.pt", self.module.state_dict())
         self.save()
 
     def identity(self) -> dict:
-        """What must be the same when a training goes on: recipe, shape of the head, draft vocabulary, text."""
+        """What must be the same when a training goes on: recipe, shape of the draft, its vocabulary, text."""
         recipe = {key: value for key, value in asdict(self.recipe).items() if key not in FREE}
-        return recipe | {
-            "head": self.module.config.as_dict(),
-            "draft_vocabulary": self.objective.teacher.digest,
-            "text": self.corpus.digest,
-            "held_out": self.held_out.digest,
-        }
+        text = {"text": self.corpus.digest, "held_out": self.held_out.digest}
+        return recipe | self.objective.identity(self.module) | text
 
     def save(self) -> None:
+        if not self.group.first:
+            return
         state = {
             "module": self.module.state_dict(),
             "optimiser": self.optimiser.state_dict(),
@@ -160,11 +186,14 @@ class Trainer:
         _save(self.folder / "state.pt", state)
         self._saved = time.monotonic()
 
+    def _read(self, name: str) -> dict:
+        return torch.load(self.folder / name, map_location=self.group.device, weights_only=True)
+
     def _resume(self) -> None:
         path = self.folder / "state.pt"
         if not path.is_file():
             return
-        state = torch.load(path, weights_only=True)
+        state = self._read("state.pt")
         ours, theirs = json.loads(json.dumps(self.identity())), json.loads(state["identity"])
         for key in ours:
             if ours[key] != theirs.get(key):
@@ -177,26 +206,24 @@ class Trainer:
 
 
 @torch.no_grad()
-def simulate(
-    module: EagleModule, teacher: Teacher, corpus: Corpus, recipe: Recipe, depth: int = DEPTH, batch: int = 16
-) -> dict:
+def simulate(module: nn.Module, objective: Objective, corpus: Corpus, depth: int = DEPTH, batch: int = 16) -> dict:
     """Tokens per round with `depth` drafts, and acceptance by position given that all before was accepted.
 
     Every position of `corpus` from which `depth` answer tokens follow is the root of one round.
     """
-    accepted = torch.zeros(depth)
-    reached = torch.zeros(depth)
-    starts = 0
+    device = next(module.parameters()).device
+    accepted, reached, starts = torch.zeros(depth), torch.zeros(depth), 0
     for begin in range(0, len(corpus), batch):
-        data = collate([corpus.states(i) for i in range(begin, min(len(corpus), begin + batch))], depth)
-        with recipe.autocast():
-            results = list(guesses(module, data, teacher, depth))
+        samples = [corpus.states(i) for i in range(begin, min(len(corpus), begin + batch))]
+        data = objective.collate(samples, depth).to(device)
+        with objective.recipe.autocast(device):
+            results = objective.guesses(module, data, depth)
         alive = torch.stack([wanted for _, wanted in results]).all(0)
         starts += int(alive.sum())
         for k, (hits, _) in enumerate(results):
-            reached[k] += alive.sum()
+            reached[k] += alive.sum().cpu()
             alive = alive & hits
-            accepted[k] += alive.sum()
+            accepted[k] += alive.sum().cpu()
     if not starts:
         raise UserError(f"no held-out answer is longer than {depth} tokens: nothing can be measured")
     conditional = (accepted / reached.clamp(min=1)).tolist()
@@ -204,6 +231,11 @@ def simulate(
         "tokens_per_round": 1 + float(accepted.sum()) / starts,
         **{f"acceptance_at_{k + 1}": value for k, value in enumerate(conditional)},
     }
+
+
+def _seed(*parts: int) -> int:
+    """A seed of its own for a sample in an update."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _save(path: Path, value: dict | Tensor) -> None:

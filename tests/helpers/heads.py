@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.models.config import ModelConfig
 from specdec.models.eagle import EagleConfig
-from specdec.training.corpus import Corpus, Sample
+from specdec.training.corpus import HeadCorpus, Sample
 from specdec.training.eagle import EagleModule
 from tests.helpers import tiny
 
@@ -64,6 +64,8 @@ def written(target, index: int, length: int = 32, prompt: int = 6) -> Sample:
     return Sample(index, tuple(ids), tuple(i >= prompt for i in range(length)))
 
 
-def corpus_of(config: EagleConfig, samples, variant: str = "llama", prompt: int = 64, budget: int = 2**30) -> Corpus:
+def corpus_of(
+    config: EagleConfig, samples, variant: str = "llama", prompt: int = 64, budget: int = 2**30
+) -> HeadCorpus:
     """In float32, so that what it holds can be compared exactly."""
-    return Corpus(target_of(variant, torch.float32), samples, config.taps, prompt, budget, torch.float32)
+    return HeadCorpus(target_of(variant, torch.float32), samples, config.taps, prompt, budget, torch.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec import cli
-from specdec.training import commands
+from specdec.training import commands, train
 from specdec.training.__main__ import main
 from tests.helpers import tiny
 
@@ -64,17 +64,17 @@ def test_a_head_is_trained_written_with_its_record_and_decodes(model, text, tmp_
 
 def test_a_stopped_training_says_so_and_goes_on(model, text, tmp_path, monkeypatch, capsys):
     rest = [*flags(model), "--vocabulary", "60", "--token-passes", "400"]
-    run = commands.Trainer.run
+    run = train.Trainer.run
 
     def stop(self, report):
         run(self, report)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands.Trainer, "run", stop)
+    monkeypatch.setattr(train.Trainer, "run", stop)
     assert main(["eagle3", str(text), str(tmp_path), *rest]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
     assert not (tmp_path / "training.json").exists()
-    monkeypatch.setattr(commands.Trainer, "run", run)
+    monkeypatch.setattr(train.Trainer, "run", run)
     assert main(["eagle3", str(text), str(tmp_path), *rest]) == 0
     assert main(["eagle3", str(text), str(tmp_path), *rest, "--peak-rate", "0.5"]) == 1
     assert "that training has peak_rate = 0.001, not 0.5" in capsys.readouterr().err
@@ -87,7 +87,10 @@ def test_given_conversations_are_read_and_bad_files_named(model, tmp_path, capsy
     asked = ["synthesise", str(out), *flags(model), *SHORT, "--answer-tokens", "100", "--conversations"]
     assert main([*asked, str(file)]) == 0
     assert "kept: " in capsys.readouterr().err
-    for content, error in [("{", "not a file of JSON lines"), ('{"turns": []}', "line 1 has no list `turns`")]:
+    for content, error in [
+        ("{", "neither JSON lines nor a JSON array"),
+        ('{"turns": []}', "no conversation with a user's turn"),
+    ]:
         file.write_text(content)
         assert main([*asked, str(file)]) == 1
         assert error in capsys.readouterr().err

@@ -14,8 +14,9 @@ from specdec.errors import UserError
 from specdec.growth import build_rule
 from specdec.models.eagle_files import read_head, write_head
 from specdec.records import write_table
-from specdec.training.corpus import Corpus, Sample, read_text
-from specdec.training.objectives import Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe, Teacher
+from specdec.training.corpus import HeadCorpus, Sample, read_text
+from specdec.training.eagle_losses import Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
+from specdec.training.objective import Teacher
 from specdec.training.synthesise import SCHEMA
 from specdec.training.trainer import Trainer, simulate
 from tests.helpers import heads, tiny
@@ -91,7 +92,7 @@ def test_an_interrupted_training_equals_one_that_was_not(tmp_path, version, afte
 
 def test_a_corpus_larger_than_its_memory_trains_to_the_same_weights(tmp_path):
     roomy, tight = trainer_of(tmp_path / "a"), trainer_of(tmp_path / "b")
-    tight.corpus._budget = roomy.corpus.states(0).bytes + 1
+    tight.corpus.budget = roomy.corpus.states(0).bytes + 1
     roomy.run()
     tight.run()
     assert len(tight.corpus._held) == 1 and len(roomy.corpus._held) == 5
@@ -146,7 +147,7 @@ def test_a_state_that_is_not_a_number_stops_the_training_by_name(tmp_path):
     broken._embedding[90] = float("nan")
     samples = [Sample(i, tuple(tiny.prompt_of(8, i, 80)), (False,) * 4 + (True,) * 4) for i in range(3)]
     samples.append(Sample(77, (5, 90, 6, 7), (False, False, True, True)))
-    corpus = Corpus(broken, samples, (1, 2, 3), 64, 10**6)
+    corpus = HeadCorpus(broken, samples, (1, 2, 3), 64, 10**6)
     corpus.states(0)
     with pytest.raises(UserError, match="conversation 77: the target's states are not finite"):
         corpus.states(3)
@@ -167,7 +168,7 @@ def test_a_head_that_is_written_and_read_again_is_as_good(tmp_path, size):
     assert config == trainer.module.config and (again is None if used is None else torch.equal(again, used))
     module = heads.module_of(config, seed=8)
     heads.fill(module, weights)
-    assert simulate(module, trainer.objective.teacher, trainer.held_out, trainer.recipe) == measured
+    assert simulate(module, trainer.objective, trainer.held_out) == measured
 
 
 def test_simulated_tokens_per_round_are_those_of_decoding_from_every_position(tmp_path):
@@ -178,7 +179,7 @@ def test_simulated_tokens_per_round_are_those_of_decoding_from_every_position(tm
     )
     trainer.run()
     module, corpus = trainer.module, heads.corpus_of(trainer.module.config, [sample])
-    found = simulate(module, trainer.objective.teacher, corpus, trainer.recipe)
+    found = simulate(module, trainer.objective, corpus)
     draft = Chain(Eagle(module.config, module.weights(), target), build_rule("fixed", 4))
     counts = []
     for at in range(6, 37):  # text up to `at` is committed; four answer tokens follow
@@ -193,4 +194,4 @@ def test_answers_too_short_to_measure_on_are_said(tmp_path):
     target = heads.target_of(dtype=torch.float32)
     trainer = trainer_of(tmp_path, samples=[heads.written(target, i, 9) for i in range(3)])
     with pytest.raises(UserError, match="no held-out answer is longer than 4 tokens"):
-        simulate(trainer.module, trainer.objective.teacher, trainer.held_out, trainer.recipe)
+        simulate(trainer.module, trainer.objective, trainer.held_out)

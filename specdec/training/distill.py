@@ -1,0 +1,153 @@
+"""A small language model distilled from the target: how its law comes close to the target's.
+
+Sources: DistillSpec (arXiv 2310.08461) for the divergences, arXiv 2602.23881 for the loss that follows acceptance.
+
+A drafted token is accepted with probability alpha = sum min(p, q).  `total_variation` is 1 - alpha itself, whose
+gradient is weak where the two laws hardly meet; `forward_kl` and `reverse_kl` have the same optimum and differ for a
+draft too small to reach it; `acceptance` goes from the one to the other as alpha grows; `one_hot` sees the target's
+token alone.
+
+Over a frequent-token vocabulary the losses compare laws on it alone (p's mass outside counts as lost in alpha), on
+positions whose token it holds: a head product over a sixth of the vocabulary costs a sixth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.errors import unknown
+from specdec.training.corpus import Answers
+from specdec.training.objective import ROWS, Recipe, Teacher, Term, in_parts
+from specdec.training.small import SmallModel
+
+ETA = 3.0
+"""How fast `acceptance` leaves the divergence for alpha: its weight is exp(-ETA alpha)."""
+
+
+@dataclass(frozen=True)
+class Laws:
+    """At some positions: log p and log q over the vocabulary of the loss [n, V_d], p's mass on it [n], the text's
+    token among it [n]."""
+
+    log_p: Tensor
+    log_q: Tensor
+    mass: Tensor
+    label: Tensor
+
+    @property
+    def lost(self) -> Tensor:
+        """1 - alpha."""
+        return 1 - torch.minimum(self.log_p.exp() * self.mass[:, None], self.log_q.exp()).sum(-1)
+
+
+def forward_kl(laws: Laws) -> Tensor:
+    return _divergence(laws.log_p, laws.log_q)
+
+
+def reverse_kl(laws: Laws) -> Tensor:
+    return _divergence(laws.log_q, laws.log_p)
+
+
+def total_variation(laws: Laws) -> Tensor:
+    return laws.lost
+
+
+def one_hot(laws: Laws) -> Tensor:
+    return -laws.log_q.gather(-1, laws.label[:, None])[:, 0]
+
+
+def acceptance(laws: Laws) -> Tensor:
+    lost = laws.lost
+    weight = torch.exp(-ETA * (1 - lost.detach()))
+    return weight * forward_kl(laws) + (1 - weight) * lost
+
+
+def _divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+LOSSES: dict[str, Callable[[Laws], Tensor]] = {
+    rule.__name__: rule for rule in (forward_kl, reverse_kl, total_variation, one_hot, acceptance)
+}
+
+
+@dataclass(frozen=True)
+class DistillRecipe(Recipe):
+    """`layers`: which of the target's the draft is cut from; `loss`: one of `LOSSES`."""
+
+    layers: tuple[int, ...] = ()
+    loss: str = "forward_kl"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.loss not in LOSSES:
+            raise unknown("loss", self.loss, LOSSES)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """tokens [B, T + 1] padded on the right; loss [B, T]: is tokens[:, t + 1] to be predicted; last [n, h]: the
+    target's states there, row by row."""
+
+    tokens: Tensor
+    loss: Tensor
+    last: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def silent(self) -> Batch:
+        return replace(self, loss=torch.zeros_like(self.loss), last=self.last[:0])
+
+
+class Distillation:
+    """The draft's head is the target's, which the teacher holds."""
+
+    def __init__(self, recipe: DistillRecipe, teacher: Teacher):
+        self.recipe, self.teacher, self._rule = recipe, teacher, LOSSES[recipe.loss]
+
+    def collate(self, items: Sequence[Answers], depth: int | None = None) -> Batch:
+        longest = max(item.length for item in items)
+        tokens = torch.zeros(len(items), longest + 1, dtype=torch.long)
+        loss = torch.zeros(len(items), longest, dtype=torch.bool)
+        for i, item in enumerate(items):
+            tokens[i, : item.length + 1] = item.ids
+            loss[i, : item.length] = item.loss
+        return Batch(tokens, loss, torch.cat([item.last for item in items]))
+
+    def terms(self, module: SmallModel, batch: Batch, seeds: Sequence[int]) -> list[Term]:
+        label = self.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
+        inside = label >= 0
+        hidden = module(batch.tokens[:, :-1])[batch.loss][inside]
+        last, label = batch.last[inside], label[inside]
+
+        def rule(states: Tensor, where: slice) -> Tensor:
+            log_q = F.linear(states.to(self.teacher.rows.dtype), self.teacher.rows).float().log_softmax(-1)
+            true = last[where]
+            return self._rule(Laws(self.teacher.log_law(true), log_q, self.teacher.mass(true), label[where])).sum()
+
+        return [Term(in_parts(hidden, rule), len(hidden))]
+
+    @torch.no_grad()
+    def guesses(self, module: SmallModel, batch: Batch, depth: int) -> list[tuple[Tensor, Tensor]]:
+        """By the whole vocabulary.  While all before it was accepted, a guess k tokens deep is what the model says
+        behind the text itself: one pass holds every depth."""
+        states, label = module(batch.tokens[:, :-1])[batch.loss], batch.tokens[:, 1:][batch.loss]
+        head = self.teacher.head
+        choice = [F.linear(part.to(head.dtype), head).argmax(-1) for part in states.split(ROWS)]
+        hits = torch.zeros_like(batch.loss)
+        hits[batch.loss] = torch.cat(choice) == label
+        return [(_later(hits, k), _later(batch.loss, k)) for k in range(depth)]
+
+    def identity(self, module: SmallModel) -> dict:
+        return {"model": str(module.config), "vocabulary": self.teacher.digest}
+
+
+def _later(marks: Tensor, k: int) -> Tensor:
+    """[B, T] moved left by k, false where the text ends."""
+    return F.pad(marks[:, k:], (0, k)) if k else marks

@@ -1,0 +1,208 @@
+"""From text to a draft in a folder: `eagle3`, `eagle1` and `distill`, which differ in what they build alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from specdec.commands.setting import load_target
+from specdec.errors import UserError
+from specdec.measure import fingerprint
+from specdec.models import LoadedModel, ModelConfig
+from specdec.models.catalogue import locate
+from specdec.models.eagle import EagleConfig
+from specdec.models.eagle_files import write_head
+from specdec.models.loading import read_config, read_weights
+from specdec.training.assemble import cut_config, write_draft
+from specdec.training.commands import bar, chosen, console
+from specdec.training.corpus import AnswerCorpus, Corpus, HeadCorpus, Sample, frequent_tokens, hold_out, read_text
+from specdec.training.distill import Distillation, DistillRecipe
+from specdec.training.eagle import EagleModule, output_head
+from specdec.training.eagle_losses import Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
+from specdec.training.objective import Objective, Teacher
+from specdec.training.parallel import Group, joined
+from specdec.training.small import SmallModel, check_layers
+from specdec.training.trainer import Progress, Trainer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method builds: what learns, from what, what the record says of it, and how it is written."""
+
+    module: nn.Module
+    objective: Objective
+    corpus: Callable[[Sequence[Sample]], Corpus]
+    shape: dict
+    write: Callable[[Path], None]
+
+
+def train(flags: argparse.Namespace) -> int:
+    with joined(flags.device) as group:
+        flags.device = str(group.device)
+        flags.threads = flags.threads or max(1, len(os.sched_getaffinity(0)) // group.local)
+        console.quiet = not group.first
+        return _train(flags, group)
+
+
+def _train(flags: argparse.Namespace, group: Group) -> int:
+    target = load_target(flags)
+    settings = _text_settings(flags.text, target)
+    samples, held = hold_out(read_text(flags.text))
+    task = (_small if flags.command == "distill" else _head)(flags, target, samples)
+    corpora = task.corpus(samples), task.corpus(held)
+    _share_memory(*corpora, int(flags.memory * 2**30) // group.local)
+    task.module.to(group.device)
+    trainer = Trainer(task.module, task.objective, *corpora, flags.out / "training", group)
+    with bar("token passes") as shown:
+        line = shown.add_task("training", total=trainer.recipe.token_passes)
+
+        def report(progress: Progress) -> None:
+            if group.first:
+                loss = progress.loss / progress.losses if progress.losses else progress.history[-1]["loss"]
+                text = f"loss {loss:.3f}, best {progress.best:.3f} tokens per round"
+                done = min(progress.passes, trainer.recipe.token_passes)
+                shown.update(line, completed=done, description=text)
+
+        progress = trainer.run(report)
+    if not group.first:
+        return 0
+    measured = trainer.finish()
+    task.write(flags.out)
+    record = _record(flags, target, trainer, progress, measured, settings, task)
+    (flags.out / "training.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+    console.print(f"{flags.out}: {measured['tokens_per_round']:.3f} tokens per round on held-out text")
+    return 0
+
+
+def _head(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
+    """An EAGLE head."""
+    version = 3 if flags.command == "eagle3" else 1
+    recipe = chosen(Eagle3Recipe if version == 3 else Eagle1Recipe, flags)
+    origin, weights = read_weights(locate(flags.model))
+    size, used = _vocabulary(flags, target, samples)
+    head = output_head(origin, weights)
+    if version == 1 or size is not None:
+        head = head[: target.model.vocabulary]  # a whole draft vocabulary keeps the padding rows, as its head is stored
+    shape = {"trained_depth": getattr(recipe, "steps", 1)}
+    if getattr(flags, "taps", None):
+        shape["taps"] = _taps(flags.taps, origin)
+    config = EagleConfig.for_target(origin, version, size, **shape)
+    torch.manual_seed(recipe.seed)
+    frozen = head.to(torch.bfloat16) if version == 1 else None
+    module = EagleModule(config, weights["model.embed_tokens.weight"].to(torch.bfloat16), frozen)
+    if recipe.start == "last_layer":
+        module.start_from(origin, weights, used)
+    teacher = Teacher(head, used, device=flags.device)
+    objective = Eagle3Loss(recipe, teacher) if version == 3 else Eagle1Loss(recipe, teacher)
+    return Task(
+        module,
+        objective,
+        lambda text: HeadCorpus(target.model, text, config.taps, recipe.prompt, 0),
+        {"head": config.as_dict()},
+        lambda folder: write_head(folder, config, module.weights(), used, origin.vocab_size),
+    )
+
+
+def _small(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
+    """A language model cut from the target's layers."""
+    recipe: DistillRecipe = chosen(DistillRecipe, flags)
+    source = locate(flags.model)
+    origin, weights = read_weights(source)
+    layers = check_layers(recipe.layers, origin.layers)
+    raw = cut_config(read_config(source), len(layers))
+    config = ModelConfig.from_dict(raw, flags.model)
+    _, used = _vocabulary(flags, target, samples)
+    module = SmallModel(config, weights["model.embed_tokens.weight"].to(torch.bfloat16))
+    module.start_from(weights, layers)
+    head = output_head(origin, weights)[: target.model.vocabulary]
+    return Task(
+        module,
+        Distillation(recipe, Teacher(head, used, device=flags.device)),
+        lambda text: AnswerCorpus(target.model, text, 0),
+        {"model": asdict(config) | {"loss_vocabulary": None if used is None else len(used)}},
+        lambda folder: write_draft(folder, raw, module.weights()),
+    )
+
+
+def _vocabulary(
+    flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]
+) -> tuple[int | None, Tensor | None]:
+    """The size asked for and the most frequent answer tokens; None for all."""
+    size = getattr(flags, "vocabulary", None)
+    return size, None if size is None else frequent_tokens(samples, size, target.model.vocabulary)
+
+
+def _taps(taps: Sequence[int], target: ModelConfig) -> tuple[int, ...]:
+    if not all(0 <= tap <= target.layers for tap in taps):
+        raise UserError(f"taps = {list(taps)}: each must be between 0 (embedding) and {target.layers} (final norm)")
+    return tuple(taps)
+
+
+def _share_memory(train: Corpus, held: Corpus, budget: int) -> None:
+    """`budget` bytes for states, held-out text first: it is read the most often."""
+    held.budget = min(held.needed, budget)
+    train.budget = budget - held.budget
+    console.print(
+        f"{len(train)} conversations to train on, {len(held)} held out; their states take "
+        f"{(train.needed + held.needed) / 2**30:.1f} GiB, of which {min(1.0, train.budget / train.needed):.0%} is kept "
+        "and the rest computed each time"
+    )
+
+
+def _text_settings(folder: Path, target: LoadedModel) -> dict:
+    """How the text was written; refuses text of another tokenizer."""
+    path = folder / "settings.json"
+    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if settings.get("tokenizer", target.tokenizer.fingerprint) != target.tokenizer.fingerprint:
+        raise UserError(f"{folder}: its text was written with another tokenizer than that of {target.origin}")
+    return settings
+
+
+def _record(
+    flags: argparse.Namespace,
+    target: LoadedModel,
+    trainer: Trainer,
+    progress: Progress,
+    measured: dict,
+    settings: dict,
+    task: Task,
+) -> dict:
+    """What stands beside a draft: how it came to be."""
+    parts = [pq.read_table(part, columns=["source", "dropped"]) for part in sorted(flags.text.glob("*.parquet"))]
+    rows = [row for part in parts for row in part.to_pylist()]
+    device = trainer.group.device.type
+    return {
+        "method": flags.command,
+        "target": {"name": Path(target.origin).name, "model_id": target.model_id},
+        "recipe": asdict(trainer.recipe),
+        **task.shape,
+        "parameters": sum(parameter.numel() for parameter in task.module.parameters()),
+        "text": {
+            "settings": settings,
+            "conversations": len(trainer.corpus),
+            "held_out": len(trainer.held_out),
+            "answer_tokens": trainer.corpus.answer_tokens,
+            "sources": Counter(row["source"] for row in rows if row["dropped"] is None),
+            "dropped": Counter(row["dropped"] for row in rows if row["dropped"] is not None),
+        },
+        "token_passes": progress.passes,
+        "updates": progress.updates,
+        "seconds": round(progress.seconds, 1),
+        "processes": trainer.group.size,
+        "held_out": measured,
+        "history": progress.history,
+        "hardware": fingerprint.hardware(device),
+        "environment": fingerprint.environment(flags.dtype, device, None),
+        "code": fingerprint.code(ROOT),
+    }
