@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from specdec import cli
+from specdec.models import load_model
+from specdec.models.eagle_files import read_head
 from specdec.training import commands, train
 from specdec.training.__main__ import main
+from specdec.training.corpus import answer_counts, frequent_tokens, hold_out, read_text
 from tests.helpers import tiny
 
-PROMPTS = Path(__file__).resolve().parents[2] / "prompts" / "chat.jsonl"
+ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = ROOT / "prompts" / "chat.jsonl"
 SHORT = ["--rows", "8", "--max-user", "12", "--max-answer", "16", "--capacity", "120"]
 
 
@@ -60,6 +67,98 @@ def test_a_head_is_trained_written_with_its_record_and_decodes(model, text, tmp_
         assert cli.main(spoken) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+
+
+def test_what_the_ablations_vary_is_asked_for_and_recorded(model, text, tmp_path):
+    """One tap of the last layer instead of fusion, one step instead of training-time test, a start from nothing."""
+    out, rest = tmp_path / "head", ["--token-passes", "300", "--evaluate-every", "100"]
+    rest += ["--taps", "3", "--steps", "1", "--start", "random", "--decay", "0.5", "--vocabulary", "full"]
+    assert main(["eagle3", str(text), str(out), *flags(model), *rest]) == 0
+    record = json.loads((out / "training.json").read_text())
+    recipe, head = record["recipe"], record["head"]
+    assert (recipe["steps"], recipe["start"], recipe["decay"], head["trained_depth"]) == (1, "random", 0.5, 1)
+    assert head["taps"] == [3] and head["draft_vocabulary"] == tiny.VOCABULARY
+    config, weights, used = read_head(out, load_model(model).model.config)
+    assert config.taps == (3,) and used is None and config.shapes()["fc"] == (32, 32)
+    assert record["parameters"] == sum(value.numel() for value in weights.values())
+    log = pq.read_table(out / "training" / "log.parquet").to_pylist()
+    assert log == record["history"] and log[0].keys() >= {"loss", "tokens_per_round", "acceptance_at_1", "seconds"}
+    assert cli.main(["generate", "the cat", *flags(model), "--draft", f"eagle:{out}", "-k", "2", "-n", "8"]) == 0
+
+
+def test_a_start_from_the_last_layer_and_a_random_one_differ(model, text, tmp_path, monkeypatch):
+    from specdec.training.eagle import EagleModule
+
+    starts, begin = [], EagleModule.start_from
+    monkeypatch.setattr(EagleModule, "start_from", lambda self, *rest: starts.append(1) or begin(self, *rest))
+    for method in ("eagle3", "eagle1"):
+        for start in ("last_layer", "random"):
+            rest = [*flags(model), "--token-passes", "10", "--start", start]
+            rest += ["--vocabulary", "60"] if method == "eagle3" else []
+            assert main([method, str(text), str(tmp_path / method / start), *rest]) == 0
+            assert json.loads((tmp_path / method / start / "training.json").read_text())["recipe"]["start"] == start
+    assert len(starts) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--taps", "1,9"], "taps = [1, 9]: each must be between 0 (embedding) and 4 (final norm)"),
+        (["--steps", "0"], "steps = 0: must be 1 or more"),
+        (["--vocabulary", "1000"], "draft vocabulary 1000: must be between 1 and the target's 97"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(model, text, tmp_path, wrong, said, capsys):
+    asked = ["eagle3", str(text), str(tmp_path), *flags(model), "--token-passes", "10", "--vocabulary", "60"]
+    assert main([*asked, *wrong]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_small_model_is_distilled_assembled_and_decodes(model, text, tmp_path, capsys):
+    out, rest = tmp_path / "small", ["--token-passes", "1500", "--evaluate-every", "600", "--batch", "4"]
+    rest += ["--layers", "0,1,3", "--loss", "acceptance", "--vocabulary", "60"]
+    assert main(["distill", str(text), str(out), *flags(model), *rest]) == 0
+    record = json.loads((out / "training.json").read_text())
+    assert record["method"] == "distill" and record["recipe"]["layers"] == [0, 1, 3]
+    assert record["recipe"]["loss"] == "acceptance" and record["model"]["loss_vocabulary"] == 60
+    assert record["model"]["layers"] == 3 and record["text"]["answer_tokens"] >= 1000
+    assert len(record["history"]) == 3 and str(tmp_path) not in json.dumps(record) and model not in json.dumps(record)
+    assert main(["distill", str(text), str(out), *flags(model), *rest]) == 0, "finished: measured and written again"
+    assert json.loads((out / "training.json").read_text())["history"] == record["history"]
+    assert main(["distill", str(text), str(out), *flags(model), *rest, "--loss", "one_hot"]) == 1
+    assert "that training has loss = acceptance, not one_hot" in capsys.readouterr().err
+    whole = tmp_path / "whole"
+    assert main(["assemble", str(out), str(whole), "--model", model]) == 0
+    capsys.readouterr()
+    answers = []
+    for draft in ("none", str(whole)):
+        assert cli.main(["generate", "the cat", *flags(model), "--draft", draft, "-k", "3", "-n", "12"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+
+
+def test_frequent_tokens_are_listed_most_frequent_first(text, tmp_path):
+    file = tmp_path / "made" / "tokens.txt"
+    assert main(["vocabulary", str(text), str(file)]) == 0
+    ids = [int(line) for line in file.read_text().splitlines()]
+    train, _ = hold_out(read_text(text))
+    assert len(ids) == len(set(ids)) == len(answer_counts(train)) < tiny.VOCABULARY
+    for size in (1, 7, len(ids)):
+        assert sorted(ids[:size]) == frequent_tokens(train, size, tiny.VOCABULARY).tolist()
+
+
+def test_spinning_is_kept_short_before_torch_is_there():
+    """In a process of its own: what OpenMP reads, it reads once, when torch brings it in."""
+    code = (
+        "import os, sys, runpy; os.environ.pop('GOMP_SPINCOUNT', None); assert 'torch' not in sys.modules\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            print(os.environ.get('GOMP_SPINCOUNT')); raise SystemExit(0)\n"
+        "sys.meta_path.insert(0, Watch()); runpy.run_module('specdec.training', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "1000", done.stderr
 
 
 def test_a_stopped_training_says_so_and_goes_on(model, text, tmp_path, monkeypatch, capsys):
