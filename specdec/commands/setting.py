@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from specdec.drafters import Eagle, build_drafter, check_k, check_nodes
 from specdec.drafters.base import Drafter, Nothing
 from specdec.errors import UserError
 from specdec.models import LoadedModel, load_model
 from specdec.models.catalogue import locate
+from specdec.models.loading import read_head_ids
 from specdec.models.tokenizer import check_shared
 from specdec.verifiers import build_verifier
 
@@ -47,8 +49,9 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
             raise UserError(f"--draft {name}: the head's folder is missing; as in eagle:FOLDER")
         spec, draft = {"kind": "eagle", "head": folder}, Eagle.load(folder, target.model)
     else:
-        spec = {"kind": "language_model"}
-        draft = load_model(locate(name), dtype=flags.dtype, device=flags.device)
+        name, ids = _cut_head(name)
+        spec = {"kind": "language_model", "vocabulary": None if ids is None else len(ids)}
+        draft = load_model(locate(name), dtype=flags.dtype, device=flags.device, head_ids=ids)
         check_shared(target.tokenizer, draft.tokenizer)
 
     def make() -> Drafter:
@@ -65,6 +68,15 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
 
     make()  # wrong options show now, not at the first prompt
     return make
+
+
+def _cut_head(name: str) -> tuple[str, Tensor | None]:
+    """MODEL or MODEL@FILE:N, whose head is cut to the first N token ids of the file."""
+    model, _, listed = name.rpartition("@")
+    file, _, size = listed.rpartition(":")
+    if not (model and file and size.isdigit()):
+        return name, None
+    return model, read_head_ids(file, int(size))
 
 
 def rounds_of(flags: argparse.Namespace, drafting: bool) -> dict:

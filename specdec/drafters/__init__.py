@@ -76,6 +76,7 @@ def build_drafter(
     elif kind == "language_model":
         if draft is None:
             raise UserError("draft language_model: its model was not given")
+        _check_head(draft, options.get("vocabulary"))
         model = LanguageModel(draft.model, target.vocabulary)
     elif kind == "eagle":
         model = draft if isinstance(draft, Eagle) else Eagle.load(options["head"], target)
@@ -84,6 +85,13 @@ def build_drafter(
     else:
         raise unknown("draft kind", kind, KINDS)
     return build_grower(shape, model, k=k, policy=policy, threshold=threshold, tokenizer=tokenizer)
+
+
+def _check_head(draft: LoadedModel, size: int | None) -> None:
+    """The head was cut, when the model was loaded, as the entry says."""
+    found = None if draft.model.head_ids is None else len(draft.model.head_ids)
+    if found != size:
+        raise UserError(f"draft language_model: vocabulary = {size}, but the model's head was cut to {found}")
 
 
 @cache

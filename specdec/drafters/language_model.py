@@ -2,6 +2,9 @@
 
 Its cache keeps what it fed in a round, so that accepted tokens need not be fed again; what is missing is fed together
 with the next root.
+
+Its head may be cut to the most frequent tokens (FR-Spec, arXiv 2502.14856): they alone are proposed, q is 0 elsewhere,
+and the rules of verification stay exact.  Where the vocabulary dominates the cost of a step, this is most of it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ class LanguageModel:
         self._shared = min(model.vocabulary, vocabulary or model.vocabulary)
         fewer = vocabulary is not None and self._shared < vocabulary
         self.vocabulary = torch.arange(self._shared, device=model.device) if fewer else None
+        self._columns = self._shared
+        if model.head_ids is not None:
+            self.vocabulary = model.head_ids[model.head_ids < self._shared]
+            self._columns = len(self.vocabulary)
 
     @property
     def room(self) -> int:
@@ -47,7 +54,7 @@ class LanguageModel:
             self._pending = [prompt[-1]]
 
     def root(self) -> Tensor:
-        logits = self._catch_up(self._pending).logits[-1:, : self._shared]
+        logits = self._catch_up(self._pending).logits[-1:, : self._columns]
         self._pending = []
         self._fed = []
         return logits
@@ -55,7 +62,7 @@ class LanguageModel:
     def step(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         self._fed += zip(tokens, parents, strict=True)
         where = placement([parent for _, parent in self._fed], len(tokens), self._committed - 1)
-        return self.model.forward(tokens, self._cache, **where).logits[:, : self._shared]
+        return self.model.forward(tokens, self._cache, **where).logits[:, : self._columns]
 
     def rollback(self) -> None:
         self._cache.truncate(self._committed)

@@ -47,10 +47,12 @@ def load_model(
     dtype: str = "bfloat16",
     device: str = "cpu",
     pad_vocabulary: bool = False,
+    head_ids: Tensor | None = None,
 ) -> LoadedModel:
     """Load a hub id, a folder (one file or shards) or a `.gguf` file.
 
     `pad_vocabulary` lets a checkpoint with fewer embedding rows than its tokenizer has ids in; such ids get a zero row.
+    `head_ids` cuts the head of a draft to these ids (`read_head_ids`).
     Raises `UserError` when anything is missing, misshapen, truncated or not covered.
     """
     path = resolve(source)
@@ -64,8 +66,30 @@ def load_model(
     _check(weights, config, path)
     if len(tokenizer) > config.vocab_size:
         config = _pad(weights, config, len(tokenizer), path, pad_vocabulary)
-    model = Transformer(config, weights, dtype=precision, device=device, vocabulary=len(tokenizer))
+    if head_ids is not None and int(head_ids.max()) >= len(tokenizer):
+        raise UserError(
+            f"model {path}: its head cannot be cut to id {int(head_ids.max())}; it has {len(tokenizer)} ids"
+        )
+    model = Transformer(config, weights, dtype=precision, device=device, vocabulary=len(tokenizer), head_ids=head_ids)
     return LoadedModel(model, tokenizer, _model_id(files, tokenizer), str(source))
+
+
+def read_head_ids(file: str | Path, size: int) -> Tensor:
+    """The first `size` token ids of a file that lists them one a line, the most frequent first; ascending."""
+    path = Path(file)
+    try:
+        ids = [int(line) for line in path.read_text("utf-8").split()]
+    except OSError:
+        raise UserError(
+            f"{path}: no such file of token ids; `python -m specdec.training vocabulary` writes one"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a list of token ids, one a line ({error})") from None
+    if not 1 <= size <= len(ids):
+        raise UserError(f"{path}: vocabulary = {size}: must be between 1 and the {len(ids)} ids listed there")
+    if min(ids) < 0 or len(set(ids)) < len(ids):
+        raise UserError(f"{path}: an id is negative or listed twice")
+    return torch.tensor(sorted(ids[:size]))
 
 
 def resolve(source: str | Path) -> Path:

@@ -71,7 +71,8 @@ class _Block:
 class Transformer:
     """A model ready to decode.  `weights` maps Transformers' tensor names to tensors.
 
-    `vocabulary` cuts the head to the tokenizer's ids, so that padding rows can never be emitted.
+    `vocabulary` cuts the head to the tokenizer's ids, so that padding rows can never be emitted; `head_ids` [V_d],
+    ascending, to these of them: column i of the logits then stands for id head_ids[i].
     """
 
     def __init__(
@@ -82,9 +83,11 @@ class Transformer:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         vocabulary: int | None = None,
+        head_ids: Tensor | None = None,
     ):
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.vocabulary = vocabulary or config.vocab_size
+        self.head_ids = None if head_ids is None else head_ids.to(self.device)
         self.accumulator = torch.float64 if dtype == torch.float64 else torch.float32
 
         def tensor(name: str) -> Tensor:
@@ -106,7 +109,7 @@ class Transformer:
             self._blocks.append(block)
         self.norm = norm(tensor("model.norm.weight"))
         head = self._embedding if config.tied else tensor("lm_head.weight")
-        self._head = Linear(head[: self.vocabulary])
+        self._head = Linear(head[: self.vocabulary] if head_ids is None else head[self.head_ids])
         self.fused = fused_for(dtype, self.device)
         """None: the PyTorch path, which is the reference."""
         self._turns = torch.empty(0, config.head_dim // 2)
@@ -203,7 +206,7 @@ class Transformer:
         return hidden if update is None else hidden + update, tapped
 
     def head(self, normed: Tensor) -> Tensor:
-        """[rows, V] from rows behind the final norm."""
+        """[rows, V], or [rows, V_d] of a cut head, from rows behind the final norm."""
         return self._head(normed.to(self.dtype))
 
     def rotations(self, positions: int) -> Tensor:

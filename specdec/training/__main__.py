@@ -144,10 +144,14 @@ def _model(command: argparse.ArgumentParser) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     """0,1,28 as numbers."""
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text}: numbers with commas between them are expected, as in 0,1,28")
     return tuple(int(part) for part in text.split(","))
 
 
 def _size(text: str) -> int | None:
+    if text != "full" and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: a number of tokens is expected, or full")
     return None if text == "full" else int(text)
 
 

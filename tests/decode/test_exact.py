@@ -112,6 +112,22 @@ def test_a_model_with_fewer_ids_than_the_target_leaves_the_targets_law():
     assert distance(law, expected) <= EXACT
 
 
+@pytest.mark.parametrize("rule", ["fixed", "max_prob", "entropy"])
+@pytest.mark.parametrize("sampling", [PLAIN, SAMPLINGS["all at once"]], ids=["plain", "all at once"])
+@pytest.mark.parametrize("ids", [(0, 2), (1, 2), (1,)])
+def test_a_model_whose_head_is_cut_leaves_the_targets_law(ids, sampling, rule):
+    """Ids outside the head come from the target alone, and are fed to the model like any other."""
+    table = torch.tensor(DRAFT, dtype=torch.float64)[:, list(ids)]
+    table = (table / table.sum(-1, keepdim=True)).tolist()
+
+    def make():
+        return Chain(LanguageModel(ToyModel(table, head_ids=ids), 3), build_rule(rule, 2, RULES[rule]))
+
+    law, expected = texts(make, sampling)
+    assert distance(law, expected) <= EXACT
+    assert sampling is not PLAIN or {token for text in law for token in text} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("sampling", [PLAIN, SAMPLINGS["top-p"], SAMPLINGS["all at once"]])
 def test_a_draft_without_any_overlap_leaves_the_targets_law(sampling):
     law, expected = texts(chain(table=[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), sampling)

@@ -13,6 +13,9 @@ from specdec.drafters import (
 )
 from specdec.errors import UserError
 from specdec.growth import build_rule
+from specdec.models import load_model
+from specdec.models.loading import read_head_ids
+from specdec.models.transformer import Transformer
 from specdec.sampling import Sampling
 from tests.helpers import tiny
 
@@ -108,6 +111,88 @@ def test_a_draft_in_another_precision_works():
         request = Request(tiny.prompt_of(5), 12, Sampling(temperature=temperature))
         record = speculative(target, Chain(LanguageModel(small), build_rule("fixed", 3)), request, k=3).run()
         assert len(record.output_ids) == 12
+
+
+# -- a cut head -------------------------------------------------------------------------------------------------------
+
+
+def cut(variant: str, ids, dtype=torch.float64, vocabulary=None):
+    """`cousin` of the target with a cut head."""
+    whole = tiny.cousin(variant)
+    weights = {"model.embed_tokens.weight": whole._embedding} | dict(tiny.reference(variant).state_dict())
+    return Transformer(whole.config, weights, dtype=dtype, vocabulary=vocabulary, head_ids=torch.tensor(ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
+def test_a_cut_heads_columns_are_those_of_the_whole_head(variant, dtype):
+    ids = [0, 3, 4, 50, 96]
+    weights = dict(tiny.reference(variant).state_dict())
+    whole, small = (Transformer(tiny.transformer(variant).config, weights, dtype=dtype, **kw)
+                    for kw in ({}, {"head_ids": torch.tensor(ids)}))  # fmt: skip
+    text = tiny.prompt_of(9)
+    logits = [model.forward(text, model.new_cache(16)).logits for model in (whole, small)]
+    torch.testing.assert_close(logits[1], logits[0][:, ids], rtol=0, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert small.weight_bytes() == whole.weight_bytes() - (97 - len(ids)) * 32 * dtype.itemsize
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("size", [1, 9, 60])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
+def test_a_cut_head_proposes_its_ids_alone_and_never_changes_the_text(variant, size, temperature):
+    target = tiny.transformer(variant)
+    ids = sorted(tiny.prompt_of(200, seed=4))
+    ids = sorted(set(ids))[:size]
+    draft = LanguageModel(cut(variant, ids), target.vocabulary)
+    assert draft.vocabulary.tolist() == ids
+    drafter, proposed = Chain(draft, build_rule("fixed", 4)), set()
+    plain = drafter.propose
+    drafter.propose = lambda budget: (found := plain(budget), proposed.update(found.tokens))[0]
+    request = Request(tiny.prompt_of(5, seed=3), 40, Sampling(temperature=temperature), seed=2)
+    record = speculative(target, drafter, request, k=4).run()
+    assert proposed and proposed <= set(ids)
+    assert len(record.output_ids) == 40 and set(record.output_ids) - set(ids), "this test wants an id outside"
+    if temperature == 0:
+        assert record.output_ids == autoregressive(target, request).run().output_ids
+
+
+def test_a_cut_head_of_a_model_that_knows_more_ids_than_the_target_proposes_the_targets():
+    target = tiny.transformer("llama", vocab_size=60)
+    draft = LanguageModel(cut("llama", [5, 7, 59, 60, 96]), target.vocabulary)
+    assert draft.vocabulary.tolist() == [5, 7, 59]
+    request = Request(tiny.prompt_of(5, vocabulary=60), 24)
+    record = speculative(target, Chain(draft, build_rule("fixed", 3)), request, k=3).run()
+    assert record.output_ids == autoregressive(target, request).run().output_ids
+
+
+def test_a_list_of_frequent_ids_is_read_to_a_size_and_bad_ones_are_named(tmp_path):
+    file = tmp_path / "tokens.txt"
+    file.write_text("9\n2\n30\n4\n")
+    assert read_head_ids(file, 3).tolist() == [2, 9, 30] and read_head_ids(file, 4).tolist() == [2, 4, 9, 30]
+    for size in (0, 5):
+        with pytest.raises(UserError, match=f"vocabulary = {size}: must be between 1 and the 4 ids listed there"):
+            read_head_ids(file, size)
+    for content, text in [("9\nx\n", "not a list of token ids"), ("9\n9\n", "listed twice"), ("9\n-1\n", "negative")]:
+        file.write_text(content)
+        with pytest.raises(UserError, match=text):
+            read_head_ids(file, 2)
+    with pytest.raises(UserError, match="no such file of token ids; .* vocabulary` writes one"):
+        read_head_ids(tmp_path / "none.txt", 2)
+
+
+def test_a_model_is_loaded_with_a_cut_head_and_its_entry_must_say_so(tmp_path):
+    tiny.checkpoint(tmp_path)
+    loaded = load_model(tmp_path, dtype="float32", head_ids=torch.tensor([5, 9]))
+    target = tiny.transformer("llama", dtype=torch.float32)
+    spec = {"kind": "language_model", "vocabulary": 2, "vocabulary_file": "tokens.txt"}
+    drafter = build_drafter(spec, target, policy="fixed", k=2, draft=loaded)
+    assert drafter.model.vocabulary.tolist() == [5, 9]
+    with pytest.raises(UserError, match="vocabulary = None, but the model's head was cut to 2"):
+        build_drafter({"kind": "language_model"}, target, policy="fixed", k=2, draft=loaded)
+    with pytest.raises(UserError, match="vocabulary = 2, but the model's head was cut to None"):
+        build_drafter(spec, target, policy="fixed", k=2, draft=load_model(tmp_path, dtype="float32"))
+    with pytest.raises(UserError, match="its head cannot be cut to id 97; it has 97 ids"):
+        load_model(tmp_path, dtype="float32", head_ids=torch.tensor([5, 97]))
 
 
 # -- from a configuration ---------------------------------------------------------------------------------------------

@@ -48,12 +48,13 @@ class ToyCache:
 
 
 class ToyModel:
-    """`table[t]` is the law after token t; `columns` limits the ids it knows to the first ones (None: all)."""
+    """`table[t]` is the law after token t, over `head_ids` where its head is cut."""
 
-    def __init__(self, table=TARGET, max_positions: int = 64):
+    def __init__(self, table=TARGET, max_positions: int = 64, head_ids: Sequence[int] | None = None):
         self.table = torch.tensor(table, dtype=torch.float64)
         self.logits = self.table.log()
-        self.vocabulary = self.table.shape[1]
+        self.vocabulary = self.table.shape[1 if head_ids is None else 0]
+        self.head_ids = None if head_ids is None else torch.tensor(head_ids)
         self.config = SimpleNamespace(max_positions=max_positions, layers=1)
         self.device = torch.device("cpu")
         self.passes = 0

@@ -147,6 +147,19 @@ def test_frequent_tokens_are_listed_most_frequent_first(text, tmp_path):
         assert sorted(ids[:size]) == frequent_tokens(train, size, tiny.VOCABULARY).tolist()
 
 
+def test_a_second_model_decodes_with_a_head_cut_to_frequent_tokens(model, text, tmp_path, capsys):
+    file = tmp_path / "tokens.txt"
+    assert main(["vocabulary", str(text), str(file)]) == 0
+    capsys.readouterr()
+    answers = []
+    for draft in ("none", f"{model}@{file}:20"):
+        assert cli.main(["generate", "the cat", *flags(model), "--draft", draft, "-k", "3", "-n", "12"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert cli.main(["generate", "the cat", *flags(model), "--draft", f"{model}@{file}:5000", "-n", "2"]) == 1
+    assert "vocabulary = 5000: must be between 1 and the" in capsys.readouterr().err
+
+
 def test_spinning_is_kept_short_before_torch_is_there():
     """In a process of its own: what OpenMP reads, it reads once, when torch brings it in."""
     code = (

@@ -99,6 +99,8 @@ def test_spellings_of_a_number_are_one(changed):
         ("pairs/smollm2/drafts/ngram/rule", "longst", '"longest"'),
         ("pairs/smollm2/drafts/ngram/min_ngram", 4, "min_ngram must not be above max_ngram"),
         ("pairs/qwen3/drafts/small/model", "qwen3-06b", '"qwen3-0.6b"'),
+        ("pairs/qwen3/drafts/small/vocabulary", 8192, "vocabulary and vocabulary_file go together"),
+        ("pairs/qwen3/drafts/small/vocabulary", 0, "an integer from 1 to 1000000"),
         ("pairs/qwen3/chat/enable_thinking", "no", "true or false"),
         ("models/qwen3-1.7b", {}, "one of path, hub or wheel"),
         ("models/smollm2-135m-instruct/wheel/sha256", "abc", "wheel.sha256"),

@@ -23,6 +23,7 @@ from specdec.loops import is_loop
 from specdec.measure import fingerprint
 from specdec.measure.audit import audit
 from specdec.models import LoadedModel, load_model
+from specdec.models.loading import read_head_ids
 from specdec.models.selftest import width_invariant
 from specdec.models.tokenizer import check_shared
 from specdec.sampling import Sampling
@@ -53,7 +54,8 @@ class Bench:
         spec = None if cell.draft == "none" else config.draft(cell.draft)
         draft = None
         if isinstance(spec, LanguageModelDraft):
-            draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device)
+            ids = None if spec.vocabulary is None else read_head_ids(spec.vocabulary_file, spec.vocabulary)
+            draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device, head_ids=ids)
             check_shared(target.tokenizer, draft.tokenizer)
         elif isinstance(spec, EagleDraft):
             draft = Eagle.load(spec.head, target.model)

@@ -41,10 +41,21 @@ class Model(Section):
 
 
 class LanguageModelDraft(Section):
-    """A smaller language model with the target's tokenizer."""
+    """A smaller language model with the target's tokenizer.
+
+    `vocabulary`: it proposes only the first so many token ids of `vocabulary_file`, the most frequent first.
+    """
 
     kind: Literal["language_model"]
     model: ModelName
+    vocabulary: Count | None = None
+    vocabulary_file: Text | None = None
+
+    @model_validator(mode="after")
+    def _vocabulary_has_its_list(self) -> LanguageModelDraft:
+        if (self.vocabulary is None) != (self.vocabulary_file is None):
+            raise PydanticCustomError("vocabulary", "vocabulary and vocabulary_file go together")
+        return self
 
 
 class LayerSkipDraft(Section):
