@@ -29,7 +29,7 @@ _WORD = r"[a-z0-9][a-z0-9_]*"
 _NUMBER = r"\d+(?:\.\d+)?"
 PATTERN = (
     rf"{_WORD}-{_WORD}-k\d+(?:-h{_NUMBER})?-t{_NUMBER}-s\d+"
-    rf"(?:-shape_{_WORD})?(?:-nodes_\d+)?(?:-verifier_{_WORD})?(?:-dtype_{_WORD})?(?:-prompts_{_WORD})?"
+    rf"(?:-shape_{_WORD})?(?:-nodes_\d+)?(?:-verifier_{_WORD})?(?:-prompts_{_WORD})?(?:-dtype_{_WORD})?"
 )
 """The wildcard constraint of a cell's name, without groups."""
 
@@ -37,8 +37,8 @@ _PARSE = re.compile(
     rf"(?P<draft>{_WORD})-(?P<policy>{_WORD})-k(?P<k>\d+)(?:-h(?P<threshold>{_NUMBER}))?"
     rf"-t(?P<temperature>{_NUMBER})-s(?P<seed>\d+)"
     rf"(?:-shape_(?P<shape>{_WORD}))?(?:-nodes_(?P<nodes>\d+))?"
-    rf"(?:-verifier_(?P<verifier>{_WORD}))?(?:-dtype_(?P<dtype>{_WORD}))?"
-    rf"(?:-prompts_(?P<prompt_set>{_WORD}))?"
+    rf"(?:-verifier_(?P<verifier>{_WORD}))?(?:-prompts_(?P<prompt_set>{_WORD}))?"
+    rf"(?:-dtype_(?P<dtype>{_WORD}))?"
 )
 
 
@@ -110,10 +110,10 @@ class Cell:
             parts.append(f"nodes_{self.nodes}")
         if self.verifier != self.usual_verifier:
             parts.append(f"verifier_{self.verifier}")
-        if self.dtype != USUAL_DTYPE:
-            parts.append(f"dtype_{self.dtype}")
         if self.prompt_set != PROJECT:
             parts.append(f"prompts_{self.prompt_set}")
+        if self.dtype != USUAL_DTYPE:
+            parts.append(f"dtype_{self.dtype}")
         return "-".join(parts)
 
     @property

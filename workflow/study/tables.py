@@ -209,10 +209,10 @@ BUILDERS: dict[str, Callable[..., Iterable[dict]]] = {
     "fixed_k": fixed_k,
     "dynamic_k": dynamic_k,
     "drafts": drafts,
-    **tables_training.BUILDERS,
     "losslessness": losslessness,
     "best_k": best_k,
     "positions": positions,
     "time_shares": time_shares,
     "cells": cells_table,
+    **tables_training.BUILDERS,
 }

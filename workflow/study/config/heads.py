@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workflow.study.config.base import refuse
-from workflow.study.config.models import EagleDraft, LanguageModelDraft, NgramDraft, Pair
+from workflow.study.config.models import Draft, EagleDraft, LanguageModelDraft, NgramDraft, Pair
 from workflow.study.config.training import PairTraining, Recipe, Recipes
 
 if TYPE_CHECKING:
@@ -139,3 +139,9 @@ def check_roles(key: str, pair: Pair, ruled: bool) -> None:
                 raise refuse(f"{key}.{where}", name, text)
     if pair.primary in pair.optional:
         raise refuse(f"{key}.optional", pair.primary, "the primary draft carries the study and cannot be left out")
+
+
+def check_trained(key: str, name: str, draft: Draft) -> None:
+    """Only heads are trained by a recipe."""
+    if not isinstance(draft, EagleDraft):
+        raise refuse(key, name, f"{name} is no trained head (its kind is {draft.kind}) and takes no recipe")

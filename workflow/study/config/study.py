@@ -21,7 +21,7 @@ from workflow.study.config.experiments import (
     Sampling,
     Size,
 )
-from workflow.study.config.heads import Heads, check_roles
+from workflow.study.config.heads import Heads, check_roles, check_trained
 from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, Pair
 from workflow.study.config.training import Training
 
@@ -155,6 +155,8 @@ def check(config: StudyConfig) -> None:
             for draft in entry if key == "calibration" else entry.drafts:
                 if draft not in known:
                     raise refuse_name(f"{key}.{pair_name}.{draft}", draft, f"draft of {pair_name}", known)
+                if key == "training":
+                    check_trained(f"{key}.{pair_name}.drafts.{draft}", draft, known[draft])
 
 
 def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:

@@ -49,10 +49,11 @@ def by_position(frames: dict[str, pd.DataFrame]) -> plt.Figure:
 def by_cost(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     """Yield of a round against the cost of a draft step; on the line a round earns just what drafting it costs."""
     rows, depth = compared(frames["drafts"])
-    rows = rows[(rows["prompt_set"] == PROJECT) & rows["cost_ratio"].notna() & (rows["cost_ratio"] > 0)]
+    rows = rows[rows["prompt_set"] == PROJECT]
     figure, parts = panels(rows)
+    rows = rows[rows["cost_ratio"] > 0]  # a draft that guessed nothing has no cost
     colours = style.colours(list(dict.fromkeys(rows["draft"])))
-    low, high = rows["cost_ratio"].min() / 3, max(rows["cost_ratio"].max() * 3, 0.3)
+    low, high = min(rows["cost_ratio"], default=0.1) / 3, 3 * max([0.1, *rows["cost_ratio"]])
     costs = np.geomspace(low, high, 200)
     for temperature, (axes, *_) in parts:
         axes.plot(costs, 1 + depth * costs, color=style.GREY, linewidth=0.9, label="price of drafting")
@@ -85,6 +86,6 @@ def training_curves(frames: dict[str, pd.DataFrame]) -> plt.Figure:
         place.set_xlim(left=0)
         place.set_ylabel(name)
         place.set_xlabel("answer tokens trained on, millions")
-    axes[0].set_ylim(bottom=1)
+    axes[0].set_ylim(1, 1.05 * max([1.2, *rows["tokens_per_round"]]))
     legend(figure, axes[0])
     return figure
