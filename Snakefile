@@ -24,12 +24,14 @@ plan = Plan.of(config, workflow.basedir)
 
 wildcard_constraints:
     model=plan.model_pattern,
+    draft=plan.trained_pattern,
     cell=plan.cell_pattern,
     table="|".join(plan.tables),
     figure="|".join(plan.figures),
 
 
 include: "workflow/rules/models.smk"
+include: "workflow/rules/drafts.smk"
 include: "workflow/rules/decode.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
@@ -45,9 +47,14 @@ rule all:
         collect("results/figures/{figure}.svg", figure=plan.figures),
 
 
+# what is left out is said in a dry run as well, and once, not by every job's process
+if workflow.is_main_process:
+    print(plan.left_out(), end="", file=sys.stderr)
+
+
 # not in a dry run: a plan can be looked at before the weights are there
 onstart:
-    plan.start(job.rule.name for job in workflow.dag.needrun_jobs())
+    plan.start((job.rule.name, job.wildcards) for job in workflow.dag.needrun_jobs())
 
 
 onerror:

@@ -113,6 +113,7 @@ SCHEMA = pa.schema(
         pa.field("nodes", pa.int64(), nullable=False),
         pa.field("verifier", pa.string(), nullable=False),
         pa.field("dtype", pa.string(), nullable=False),
+        pa.field("prompt_set", pa.string(), nullable=False),
         # the row
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("category", pa.string(), nullable=False),

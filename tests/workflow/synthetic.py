@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 
 from specdec import records
-from workflow.study.cells import Cell
+from workflow.study.cells import PROJECT, Cell
 from workflow.study.config import StudyConfig
 from workflow.study.prompts import Prompt, evaluation_slice
 
 STEP = 0.02
-ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7}
-COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35}
+ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "eagle3": 0.6, "eagle1": 0.5}
+COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "eagle3": 0.08, "eagle1": 0.12}
 
 
 def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt] | None = None, **changes) -> Path:
@@ -28,8 +29,61 @@ def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt
 
 def write_cells(root: Path, config: StudyConfig, cells: list[Cell], base: Path = Path(".")) -> None:
     prompts = evaluation_slice(config, base)
+    own = [Prompt(f"own_kind_{33 * i}", "own_kind", ("text",)) for i in range(12)]
     for cell in cells:
-        write_cell(root, config, cell, prompts)
+        write_cell(root, config, cell, prompts if cell.prompt_set == PROJECT else own)
+
+
+def write_heads(root: Path, config: StudyConfig) -> None:
+    """Heads without weights, with a record of their training, for every head of the pair; and small trainings."""
+    for index, draft in enumerate(config.pair_in_force().drafts):
+        if (folder := config.head_path(draft)) is not None:
+            folder = Path(root) / folder
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text("{}")
+            (folder / "model.safetensors").write_bytes(b"x" * 1000)
+            (folder / "training.json").write_text(json.dumps(record_of(draft, 2 + index)))
+    rows = [
+        {"name": "base", "method": "eagle3", "changes": {}, "token_passes": 50_000, "updates": 40, **simulated(1.4)},
+        {"name": "one_step", "method": "eagle3", "changes": {"steps": 1, "noise": None}}
+        | {"token_passes": 50_100, "updates": 41, **simulated(1.3)},
+    ]
+    (Path(root) / config.ablations_path()).write_text(json.dumps(rows))
+
+
+def simulated(tau: float) -> dict:
+    return {"tokens_per_round": tau, **{f"acceptance_at_{place}": tau / 4 - 0.02 * place for place in (1, 2, 3, 4)}}
+
+
+def record_of(method: str, points: int) -> dict:
+    """What `specdec.training` writes beside a head, as far as tables read it."""
+    own = {"steps": 4} if method == "eagle3" else {"noise": 0.1}
+    history = [
+        {"passes": 1000 * i, "updates": 10 * i, "seconds": 36.0 * i, "loss": 10 / i, **simulated(1 + 0.1 * i)}
+        for i in range(1, points + 1)
+    ]
+    return {
+        "method": method,
+        "target": {"name": "smollm2-135m-instruct", "model_id": "0f3a8c"},
+        "recipe": {"token_passes": 1000, "prompt": 64, "batch": 8, "peak_rate": 0.001, "warmup": 50, "seed": 0, **own},
+        "head": {"taps": [2, 15, 27], "draft_vocabulary": 8192 if method == "eagle3" else None},
+        "text": {
+            "settings": {"seed": 0, "target": "0f3a8c"},
+            "conversations": 700,
+            "held_out": 20,
+            "answer_tokens": 500,
+            "sources": {"self": 720},
+            "dropped": {"loop": 100, "duplicate": 4},
+        },
+        "token_passes": 1000 * points,
+        "updates": 10 * points,
+        "seconds": 36.0 * points,
+        "held_out": simulated(1 + 0.1 * points),
+        "history": history,
+        "hardware": {"processor": "synthetic"},
+        "environment": {"dtype": "bfloat16"},
+        "code": {"commit": "0000000"},
+    }
 
 
 def rows_of(config: StudyConfig, cell: Cell, prompts: list[Prompt]) -> list[dict]:

@@ -12,6 +12,8 @@ from workflow.study import schema
 from workflow.study.config import load, load_mapping
 
 K = "K is an integer from 1 to 32"
+RECIPE = {"method": "eagle3", "at_least": 1.3, "token_passes": 1000}
+RECIPES = {"full": RECIPE, "quick": RECIPE}
 
 
 def message(raw: dict, path: str, value: object) -> str:
@@ -88,7 +90,7 @@ def test_spellings_of_a_number_are_one(changed):
         ("experiments/dynamic_k/thresholds/marign", [0.3], 'did you mean "margin"?'),
         ("pairs/smollm2/target", "smollm2-135m", '"smollm2-135m-instruct"'),
         ("pairs/smollm2/primary", "layerskip", '"layer_skip"'),
-        ("pairs/smollm2/primary", "ngram", "the dynamic rules read a draft's probabilities"),
+        ("pairs/smollm2/dynamic", ["ngram"], "the dynamic rules read a draft's probabilities"),
         ("pairs/smollm2/also", ["n_gram"], '"ngram"'),
         ("pairs/smollm2/drafts/none", {"kind": "layer_skip", "layers": 2}, "stands for the autoregressive baseline"),
         ("pairs/smollm2/drafts/layer_skip/kind", "layerskip", "language_model, layer_skip, eagle, ngram"),
@@ -106,8 +108,24 @@ def test_spellings_of_a_number_are_one(changed):
         ("models/smollm2-135m-instruct/wheel/sha256", "abc", "wheel.sha256"),
         ("calibration/smollm3", {}, '"smollm2"'),
         ("calibration/smollm2/small", {"provenance": "x"}, "unknown draft of smollm2"),
-        ("calibration/smollm2/layer_skip/best_k", 0, K),
-        ("calibration/smollm2/layer_skip/thresholds/max_prob", 2, "a number from 0 to 1"),
+        ("calibration/smollm2/ngram/best_k", 0, K),
+        ("calibration/smollm2/ngram/thresholds", {"max_prob": 2}, "a number from 0 to 1"),
+        ("draft_source", "shiped", "allowed: shipped, train"),
+        ("draft_recipe", "fast", "allowed: full, quick"),
+        ("pairs/smollm2/dynamic", ["eagle3", "ngram"], "pairs.smollm2.dynamic is"),
+        ("pairs/smollm2/dynamic", ["eagle"], '"eagle3"'),
+        ("pairs/smollm2/optional", ["eagle3"], "the primary draft carries the study"),
+        ("pairs/qwen3/optional", ["eagle3_publik"], '"eagle3_public"'),
+        ("training/smollm3", {"text": {"folder": "x"}}, '"smollm2"'),
+        ("training/smollm2/drafts/eagle4", RECIPES, '"eagle3"'),
+        ("training/smollm2/drafts/layer_skip", RECIPES, "layer_skip is no trained head"),
+        ("training/smollm2/text", {}, "either `folder`"),
+        ("training/smollm2/drafts/eagle3/full/at_least", 0.5, "tokens per round at K = 4 are a number from 1 to 5"),
+        ("training/smollm2/drafts/eagle3/full/noise", 0.1, "noise is no setting of the method eagle3"),
+        ("training/smollm2/drafts/eagle3/full/token_passes", 0, "a number of tokens is an integer"),
+        ("training/smollm2/drafts/eagle3/full/rate", 0.1, "rate: unknown key"),
+        ("prompts/own_kind", 0, "own_kind is 0"),
+        ("studies/default/draft_depths", [33], K),
     ],
 )
 def test_every_mistake_is_answered_by_name(raw, path, value, expected):
@@ -152,7 +170,8 @@ def test_the_users_folder_wins(changed):
 
 
 def test_only_calibrated_thresholds_in_the_default_study(changed):
-    config = changed("calibration/smollm2/layer_skip/thresholds/max_prob", 0.45)
+    known = {"smollm2": {"layer_skip": {"thresholds": {"max_prob": 0.45}, "provenance": "elsewhere"}}}
+    config = changed("calibration", known)
     assert config.thresholds("layer_skip", "max_prob") == [0.45]
     full = changed("study", "full")
     assert full.thresholds("layer_skip", "max_prob") == full.experiments.dynamic_k.thresholds.max_prob

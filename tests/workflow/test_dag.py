@@ -16,7 +16,7 @@ import pytest
 from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
 from workflow.study.config import load
-from workflow.study.experiments import TABLES, all_cells
+from workflow.study.experiments import TABLES, all_cells, cells_of
 from workflow.study.plan import FIGURES, Plan, code_hash
 
 pytestmark = pytest.mark.workflow
@@ -49,8 +49,10 @@ def copy_project(folder: Path) -> Path:
         shutil.copytree(ROOT / name, project / name, ignore=leave)
     for name in ("Snakefile", "config.yaml"):
         shutil.copy(ROOT / name, project / name)
-    for name in ("prompts", "report_templates"):
+    for name in ("prompts", "report_templates", "checkpoints/smollm2/text"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(ROOT / name, project / name)
+    synthetic.write_heads(project, load(project / "config.yaml"))
     (project / "workflow" / "study" / "run_cell.py").write_text(STAND_IN)
     return project
 
@@ -65,7 +67,7 @@ def snakemake(project: Path, *arguments: str, check: bool = True) -> str:
 
 def jobs(output: str) -> dict[str, int]:
     """The table of jobs of a dry run."""
-    found = re.findall(r"^(all|model|decode|table|figure|report) +(\d+)$", output, re.MULTILINE)
+    found = re.findall(r"^(all|model|text|head|own_prompts|decode|table|figure|report) +(\d+)$", output, re.MULTILINE)
     return {name: int(count) for name, count in found}
 
 
@@ -81,6 +83,9 @@ def finished(tmp_path_factory) -> Path:
     stamp = project / "resources/models/smollm2-135m-instruct/specdec.json"
     stamp.parent.mkdir(parents=True)
     stamp.write_text("{}")
+    own = project / "resources/prompts/smollm2/own_kind.jsonl"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"question_id": "own_kind_0", "category": "own_kind", "turns": ["text"]}')
     synthetic.write_cells(project, config, all_cells(config), project)
     for folder, names in (("tables", [f"{t}.{e}" for t in TABLES for e in ("csv", "parquet")]), ("figures", FIGURES)):
         (project / "results" / folder).mkdir()
@@ -122,7 +127,7 @@ def test_a_second_run_has_nothing_to_do_and_comments_count_for_nothing(finished,
 def test_a_changed_k_reruns_only_its_rows(finished, edited):
     edited("config.yaml", "k: [1, 2, 4, 8]", "k: [1, 2, 3, 4, 8]")
     output = plan_of(finished)
-    assert decoded(output) == ["layer_skip-fixed-k3-t0-s0", "ngram-fixed-k3-t0-s0"]
+    assert decoded(output) == ["eagle3-fixed-k3-t0-s0", "ngram-fixed-k3-t0-s0"]
 
 
 def test_a_changed_draft_reruns_only_its_cells(finished, edited):
@@ -133,11 +138,11 @@ def test_a_changed_draft_reruns_only_its_cells(finished, edited):
 
 def test_a_change_inside_the_package_reruns_what_was_decoded_by_it(finished, edited):
     edited("specdec/errors.py", "cutoff=0.6", "cutoff=0.7")
-    assert jobs(plan_of(finished))["decode"] == 14
+    assert jobs(plan_of(finished))["decode"] == len(all_cells(load(finished / "config.yaml")))
 
 
 def test_a_calibrated_value_reruns_only_its_tables(finished, edited):
-    known = load(finished / "config.yaml").calibrated("layer_skip").best_k
+    known = load(finished / "config.yaml").calibrated("ngram").best_k
     edited("config.yaml", f"best_k: {known}", "best_k: 4")
     output = plan_of(finished, "results/tables/dynamic_k.csv", "results/tables/fixed_k.csv")
     assert jobs(output) == {"table": 1}
@@ -146,10 +151,19 @@ def test_a_calibrated_value_reruns_only_its_tables(finished, edited):
 def test_the_default_study_is_planned_from_nothing(tmp_path):
     project = copy_project(tmp_path)
     output = plan_of(project)
-    assert jobs(output) == {"all": 1, "model": 1, "decode": 14, "table": 7, "figure": 5, "report": 1}
+    assert jobs(output) == {
+        "all": 1,
+        "model": 1,
+        "own_prompts": 1,
+        "decode": len(all_cells(load(project / "config.yaml"))),
+        "table": len(TABLES),
+        "figure": len(FIGURES),
+        "report": 1,
+    }
     partial = plan_of(project, "results/tables/dynamic_k.csv")
-    assert jobs(partial) == {"model": 1, "decode": 9, "table": 1}
-    assert not any(name.startswith("ngram") for name in decoded(partial))
+    names = {cell.name for cell in cells_of(load(project / "config.yaml"), "dynamic_k")}
+    assert jobs(partial) == {"model": 1, "decode": len(names), "table": 1}
+    assert set(decoded(partial)) == names and not any(name.startswith("ngram") for name in names)
 
 
 def test_the_other_pair_is_planned_without_weights_and_stops_before_any_job(finished):

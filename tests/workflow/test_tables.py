@@ -66,6 +66,7 @@ def folder(tmp_path_factory, raw) -> Path:
     root = tmp_path_factory.mktemp("study")
     config = load_mapping(raw)
     synthetic.write_cells(root, config, all_cells(config), ROOT)
+    synthetic.write_heads(root, config)
     return root
 
 
@@ -103,14 +104,14 @@ def test_fixed_k_has_the_baseline_first(config, folder):
     assert first["speedup_low"] <= 1 <= first["speedup_high"]
     assert first["verdict"] == "not distinguishable"
     assert [(row["draft"], row["k"]) for row in rows[1:]] == [
-        (draft, k) for draft in ("layer_skip", "ngram") for k in (1, 2, 4, 8)
+        (draft, k) for draft in ("eagle3", "ngram") for k in (1, 2, 4, 8)
     ]
-    slow = next(row for row in rows if row["draft"] == "layer_skip" and row["k"] == 8)
-    assert slow["verdict"] == "slower"
+    deep = next(row for row in rows if row["draft"] == "eagle3" and row["k"] == 4)
+    assert deep["verdict"] == "faster"
 
 
 def test_gain_is_over_the_calibrated_k(changed, folder):
-    config = changed("calibration/smollm2/layer_skip/best_k", 2)
+    config = changed("calibration", {"smollm2": {"eagle3": {"best_k": 2, "provenance": "elsewhere"}}})
     rows = build(config, "dynamic_k", folder)
     reference = next(row for row in rows if row["policy"] == "fixed" and row["k"] == 2)
     assert (reference["gain"], reference["gain_low"], reference["gain_high"]) == (1, 1, 1)
@@ -123,11 +124,11 @@ def test_gain_is_over_the_calibrated_k(changed, folder):
     assert (chosen["best_k"], chosen["chosen_on"]) == (2, "calibration")
 
 
-@pytest.mark.parametrize("calibration", [{}, {"smollm2": {"layer_skip": {"best_k": 3, "provenance": "elsewhere"}}}])
+@pytest.mark.parametrize("calibration", [{}, {"smollm2": {"eagle3": {"best_k": 3, "provenance": "elsewhere"}}}])
 def test_without_a_calibrated_k_the_best_measured_is_named_as_such(changed, folder, calibration):
     config = changed("calibration", calibration)
     (chosen,) = build(config, "best_k", folder)
-    speedups = {row["k"]: row["speedup"] for row in build(config, "fixed_k", folder) if row["draft"] == "layer_skip"}
+    speedups = {row["k"]: row["speedup"] for row in build(config, "fixed_k", folder) if row["draft"] == "eagle3"}
     assert chosen["best_k"] == max(speedups, key=speedups.get)
     assert chosen["chosen_on"] == "measured"
 

@@ -1,6 +1,7 @@
 """Choose thresholds and the best K on the calibration prompts, none of which is ever reported on.
 
     python -m workflow.study.calibrate            # prints the block `calibration:` of config.yaml for the pair in force
+    python -m workflow.study.calibrate --drafts eagle3       # the same for some of its drafts
     python -m workflow.study.calibrate --layers 2 4 8 24     # compares exits of layer_skip first
 
 Prompt by prompt the baseline and every setting take turns in one process; a setting's score is its decode speedup, the
@@ -40,7 +41,7 @@ class Setting:
     layers: int | None = None
 
     def drafter(self, bench: Bench):
-        spec = bench.config.draft(self.draft).model_dump()
+        spec = bench.config.drafter_spec(self.draft)
         if self.layers is not None:
             spec["layers"] = self.layers
         return build_drafter(
@@ -86,11 +87,13 @@ def scores(config: StudyConfig, draft: str, settings: list[Setting], tokens: int
     return {setting: baseline / spent for setting, spent in seconds.items()}
 
 
-def calibrate(config: StudyConfig, tokens: int) -> dict:
-    """The block of `calibration:` for the pair in force."""
+def calibrate(config: StudyConfig, tokens: int, drafts: list[str]) -> dict:
+    """The block of `calibration:` for drafts of the pair in force."""
     processor = fingerprint.hardware(config.run.device)["processor"]
     block: dict = {}
-    for draft in config.pair_in_force().studied:
+    for draft in drafts:
+        if how := config.missing(draft):
+            raise UserError(how)
         settings = list(settings_of(config, draft))
         found = scores(config, draft, settings, tokens)
         _show(found)
@@ -121,6 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.study.calibrate", description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="config.yaml", type=Path, metavar="FILE")
     parser.add_argument("--tokens", default=32, type=int, metavar="N", help="tokens a prompt (default: 32)")
+    parser.add_argument("--drafts", nargs="+", metavar="NAME", help="these drafts (default: all with fixed depths)")
     parser.add_argument("--layers", nargs="+", type=int, metavar="E", help="compare these exits of layer_skip and stop")
     flags = parser.parse_args()
     try:
@@ -139,7 +143,8 @@ def main() -> int:
                 )
             )
         else:
-            print(yaml.safe_dump({"calibration": calibrate(config, flags.tokens)}, sort_keys=False), end="")
+            drafts = flags.drafts or list(dict.fromkeys([*config.studied(), *config.dynamic()]))
+            print(yaml.safe_dump({"calibration": calibrate(config, flags.tokens, drafts)}, sort_keys=False), end="")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

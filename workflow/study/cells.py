@@ -22,12 +22,14 @@ CELLS_FOLDER = "results/cells"
 LONGEST_PATH = 180
 
 USUAL_SHAPE, USUAL_DTYPE = "chain", "bfloat16"
+PROJECT, OWN_KIND = "project", "own_kind"
+"""Sets of prompts: the project's own collection, and held-out conversations of the text that drafts are trained on."""
 
 _WORD = r"[a-z0-9][a-z0-9_]*"
 _NUMBER = r"\d+(?:\.\d+)?"
 PATTERN = (
     rf"{_WORD}-{_WORD}-k\d+(?:-h{_NUMBER})?-t{_NUMBER}-s\d+"
-    rf"(?:-shape_{_WORD})?(?:-nodes_\d+)?(?:-verifier_{_WORD})?(?:-dtype_{_WORD})?"
+    rf"(?:-shape_{_WORD})?(?:-nodes_\d+)?(?:-verifier_{_WORD})?(?:-prompts_{_WORD})?(?:-dtype_{_WORD})?"
 )
 """The wildcard constraint of a cell's name, without groups."""
 
@@ -35,7 +37,8 @@ _PARSE = re.compile(
     rf"(?P<draft>{_WORD})-(?P<policy>{_WORD})-k(?P<k>\d+)(?:-h(?P<threshold>{_NUMBER}))?"
     rf"-t(?P<temperature>{_NUMBER})-s(?P<seed>\d+)"
     rf"(?:-shape_(?P<shape>{_WORD}))?(?:-nodes_(?P<nodes>\d+))?"
-    rf"(?:-verifier_(?P<verifier>{_WORD}))?(?:-dtype_(?P<dtype>{_WORD}))?"
+    rf"(?:-verifier_(?P<verifier>{_WORD}))?(?:-prompts_(?P<prompt_set>{_WORD}))?"
+    rf"(?:-dtype_(?P<dtype>{_WORD}))?"
 )
 
 
@@ -55,6 +58,7 @@ class Cell:
     nodes: int | None = None
     verifier: str | None = None
     dtype: str = USUAL_DTYPE
+    prompt_set: str = PROJECT
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -72,6 +76,8 @@ class Cell:
             raise unknown("policy", self.policy, POLICIES)
         if (self.policy == "ar") != (self.draft == "none") or (self.policy == "ar") != (self.k == 0):
             raise UserError(f"cell {self.name}: the baseline is draft none, policy ar and K 0, all three or none")
+        if self.prompt_set not in (PROJECT, OWN_KIND):
+            raise unknown("prompt set", self.prompt_set, (PROJECT, OWN_KIND))
         if not 0 <= self.k <= MAX_K:
             raise UserError(f"cell {self.name}: K is an integer from 1 to {MAX_K}")
         if (self.threshold is not None) != (self.policy in THRESHOLD_RULES):
@@ -104,6 +110,8 @@ class Cell:
             parts.append(f"nodes_{self.nodes}")
         if self.verifier != self.usual_verifier:
             parts.append(f"verifier_{self.verifier}")
+        if self.prompt_set != PROJECT:
+            parts.append(f"prompts_{self.prompt_set}")
         if self.dtype != USUAL_DTYPE:
             parts.append(f"dtype_{self.dtype}")
         return "-".join(parts)

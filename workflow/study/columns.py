@@ -50,9 +50,79 @@ DECODE = {
     "decode_speedup_high": _REAL,
 }
 
+DROPPED = (
+    *("loop", "near_evaluation", "duplicate", "unfinished", "endless_request", "empty_request", "special_token"),
+    "too_long",
+)
+"""Why conversations are not kept as training text."""
+
+SIMULATED = {"tokens_per_round": _REAL, **{f"acceptance_at_{place}": _REAL for place in range(1, 5)}}
+"""How a head guesses held-out text at K = 4: it drafts from every position against what the target wrote."""
+
 COLUMNS: dict[str, dict[str, pa.DataType]] = {
     "fixed_k": DECODE,
     "dynamic_k": {**DECODE, "gain": _REAL, "gain_low": _REAL, "gain_high": _REAL, "gain_p_holm": _REAL},
+    "drafts": {
+        **DECODE,
+        "prompt_set": _NAME,
+        "category": _NAME,
+        "cost_ratio": _REAL,
+        **{f"acceptance_at_{place}": _REAL for place in range(1, 9)},
+        "train_tokens": _INT,
+        "train_token_passes": _INT,
+        "train_hours": _REAL,
+        "draft_weights_bytes": _INT,
+        "rows": _INT,
+        "rows_looped": _INT,
+    },
+    "training": {
+        "pair": _NAME,
+        "draft": _NAME,
+        "method": _NAME,
+        "target": _NAME,
+        "target_id": _NAME,
+        "dtype": _NAME,
+        "conversations": _INT,
+        "held_out": _INT,
+        "answer_tokens": _INT,
+        "written": _INT,
+        "dropped": _INT,
+        **{f"dropped_{reason}": _INT for reason in DROPPED},
+        "token_passes": _INT,
+        "epochs": _REAL,
+        "updates": _INT,
+        "hours": _REAL,
+        "steps": _INT,
+        "vocabulary": _INT,
+        "batch": _INT,
+        "peak_rate": _REAL,
+        "warmup": _INT,
+        "prompt": _INT,
+        "seed": _INT,
+        "taps": _NAME,
+        "head_bytes": _INT,
+        **SIMULATED,
+        "processor": _NAME,
+        "commit": _NAME,
+    },
+    "training_curves": {
+        "pair": _NAME,
+        "draft": _NAME,
+        "passes": _INT,
+        "updates": _INT,
+        "hours": _REAL,
+        "loss": _REAL,
+        **SIMULATED,
+    },
+    "training_ablations": {
+        "pair": _NAME,
+        "name": _NAME,
+        "method": _NAME,
+        "changes": _NAME,
+        "token_passes": _INT,
+        "updates": _INT,
+        **SIMULATED,
+    },
     "losslessness": {
         "pair": _NAME,
         "draft": _NAME,
@@ -93,6 +163,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "draft_ms_per_round": _REAL,
         "target_ms_per_round": _REAL,
         "other_ms_per_round": _REAL,
+        "cost_ratio": _REAL,
     },
     "cells": {
         **CELL,
@@ -100,6 +171,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "nodes": _INT,
         "verifier": _NAME,
         "dtype": _NAME,
+        "prompt_set": _NAME,
         **{name: kind for name, kind in DECODE.items() if name not in CELL},
         "rows": _INT,
         "rows_looped": _INT,

@@ -108,6 +108,18 @@ def ratios(found: Counts, shape: str = USUAL_SHAPE) -> dict[str, float | None]:
     }
 
 
+def cost_ratio(cell: Measured) -> float | None:
+    """Draft seconds a drafted token over baseline seconds a token, both without prefill.
+
+    What a chain drafts is as many tokens as steps, so this is the cost of a draft step in baseline steps, with all that
+    belongs to drafting in it.
+    """
+    rows, baseline = cell.headline, cell.headline_baseline
+    step = ratio(baseline["decode_s"].sum(), baseline["tokens"].sum())
+    drafted = ratio(rounds_of(rows, "draft_s").sum(), rounds_of(rows, "drafted").sum())
+    return None if drafted is None or not step else drafted / step
+
+
 def time_shares(cell: Measured) -> dict[str, float | None]:
     """Shares of total time, which add up to 1, and milliseconds of a round by phase."""
     rows = cell.headline
@@ -116,7 +128,7 @@ def time_shares(cell: Measured) -> dict[str, float | None]:
     total, rounds = sum(phases.values()) + prefill, int(rows["rounds"].sum())
     shares = {f"{name}_share": ratio(seconds, total) for name, seconds in phases.items()}
     milliseconds = {f"{name}_ms_per_round": ratio(1000 * seconds, rounds) for name, seconds in phases.items()}
-    return {**shares, "prefill_share": ratio(prefill, total), **milliseconds}
+    return {**shares, "prefill_share": ratio(prefill, total), **milliseconds, "cost_ratio": cost_ratio(cell)}
 
 
 def latencies(rows: pd.DataFrame) -> np.ndarray:
@@ -125,6 +137,11 @@ def latencies(rows: pd.DataFrame) -> np.ndarray:
     own_token = rounds_of(rows, "source") != "cut"
     tokens = np.maximum(rounds_of(rows, "accepted") + own_token, 1)
     return 1000 * seconds / tokens
+
+
+def draft_bytes(cell: Measured) -> int:
+    """Bytes of weights that one draft step reads."""
+    return int(cell.speculative["draft_weights_bytes"].max())
 
 
 def details(cell: Measured) -> dict:
@@ -147,7 +164,7 @@ def details(cell: Measured) -> dict:
         "latency_p90_ms": percentile(waits, 0.9) if known else None,
         "latency_p95_ms": percentile(waits, 0.95) if known else None,
         "weights_bytes": int(cell.speculative["weights_bytes"].max()),
-        "draft_weights_bytes": int(cell.speculative["draft_weights_bytes"].max()),
+        "draft_weights_bytes": draft_bytes(cell),
         "cache_bytes": int(cell.speculative["cache_bytes"].max()),
         "peak_bytes": int(cell.speculative["peak_bytes"].max()),
         **{name: cell.identity(name) for name in ("hardware_id", "environment_id", "model_id", "code_id")},

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UserError
-from workflow.study.cells import CELLS_FOLDER, PATTERN, Cell
+from workflow.study.cells import CELLS_FOLDER, PATTERN, PROJECT, Cell
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
+from workflow.study.config.heads import RECORD
 from workflow.study.experiments import TABLES, cells_for_table
-from workflow.study.prompts import Prompt, digest, evaluation_slice
+from workflow.study.plan_drafts import DraftPlan
+from workflow.study.prompts import Prompt, digest, evaluation_slice, own_kind_file
 
 STAMP = "specdec.json"
 
@@ -35,6 +37,9 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "acceptance_by_position": ("positions",),
     "speedup_by_acceptance": ("fixed_k", "dynamic_k"),
     "time_shares": ("time_shares",),
+    "drafts_by_position": ("drafts",),
+    "drafts_by_cost": ("drafts",),
+    "training_curves": ("training_curves",),
 }
 """Every figure with the tables it reads."""
 
@@ -44,8 +49,10 @@ CODE = {
         "specdec/*.py",
         "workflow/study/run_*.py",
     ),
-    "table": tuple(f"workflow/study/{name}.py" for name in ("tables", "columns", "measured", "metrics", "statistics")),
-    "figure": ("workflow/study/figures/*.py",),
+    "train": ("specdec/training/*.py", "specdec/models/eagle*.py", "workflow/study/heads.py"),
+    "table": tuple(f"workflow/study/{name}.py" for name in ("tables", "columns", "measured", "metrics", "statistics"))
+    + ("workflow/study/tables_*.py",),
+    "figure": ("workflow/study/figures/*.py", "workflow/study/values_drafts.py"),
     "report": (
         "report_templates/**/*",
         *(f"workflow/study/{name}*.py" for name in ("report", "values", "setting", "named", "results")),
@@ -56,13 +63,14 @@ CODE = {
 """The files whose content a stage's results depend on, beyond its script."""
 
 
-class Plan:
+class Plan(DraftPlan):
     """The study as Snakemake sees it.  Methods that take `wildcards` are input or params functions of rules."""
 
     def __init__(self, config: Mapping, base: str | Path):
         self.config: StudyConfig = load_mapping(config)
         self.base = Path(base)
         self.started = time.time()
+        self._digests: dict[tuple, str] = {}
 
     @classmethod
     def of(cls, config: Mapping, base: str | Path) -> Plan:
@@ -109,28 +117,29 @@ class Plan:
             names.append(spec.model)
         return names
 
-    def start(self, rules: Iterable[str]) -> None:
-        """Before the first job: stop where weights of the user's own are missing, else say how long it may take."""
-        jobs = sum(rule == "decode" for rule in rules)
-        if not jobs:
+    def start(self, jobs: Iterable[tuple[str, Any]]) -> None:
+        """Before the first of the jobs (rule, wildcards): stop where something of the user's own is missing, else say
+        how long it may take."""
+        jobs = list(jobs)
+        cells = [self.cell(wildcards) for rule, wildcards in jobs if rule == "decode"]
+        trained = [wildcards.draft for rule, wildcards in jobs if rule == "head"]
+        if not cells and not trained:
             return
-        if missing := self.missing_weights():
-            sys.exit("\n".join(missing))
-        print(f"{jobs} cells to decode: {self.forecast(jobs)}", file=sys.stderr)
+        missing = self.missing_weights(cells)
+        if trained and (text := self.config.missing_text()):
+            missing.append(text)
+        if missing:
+            sys.exit("\n".join(f"error: {message}" for message in missing))
+        if trained:
+            print(self.training_forecast(trained), file=sys.stderr)
+        if cells:
+            print(f"{len(cells)} cells to decode: {self.forecast(len(cells))}", file=sys.stderr)
 
-    def missing_weights(self) -> list[str]:
-        """One message for each model of the user's own that the pair needs and whose folder is not there."""
-        missing = []
-        for name in self.config.pair_in_force().models:
-            model, folder = self.config.model(name), self.config.model_path(name)
-            if model.made_here or (folder / "config.json").is_file():
-                continue
-            how = f"hf download {model.hub} --local-dir '{folder}'" if model.hub else "put the checkpoint there"
-            missing.append(f"error: model {name} is not in {folder} (no config.json there); to get it: {how}")
-        for name, draft in self.config.pair_in_force().drafts.items():
-            if isinstance(draft, EagleDraft) and not (Path(draft.head) / "config.json").is_file():
-                missing.append(f"error: the head of draft {name} is not in {draft.head} (no config.json there)")
-        return missing
+    def missing_weights(self, cells: Iterable[Cell]) -> list[str]:
+        """One message for each model, and each head, that the cells need and that is not there."""
+        drafts = dict.fromkeys(cell.draft for cell in cells if cell.draft != "none")
+        found = [self.config.missing_model(self.config.pair_in_force().target)]
+        return list(dict.fromkeys(text for text in found + [self.config.missing(draft) for draft in drafts] if text))
 
     def forecast(self, jobs: int) -> str:
         """What the cells may take at SPEED, both arms, if no answer ends early."""
@@ -145,9 +154,16 @@ class Plan:
         return Cell.from_name(self.pair, wildcards.cell)
 
     def decode_inputs(self, wildcards: Any) -> list[str]:
-        """The stamps of the models a cell needs, where the workflow makes them."""
-        models = [(name, self.config.model(name)) for name in self._models_of(self.cell(wildcards))]
-        return [f"{self.config.model_path(name).as_posix()}/{STAMP}" for name, model in models if model.made_here]
+        """The models, heads and prompts a cell needs, where the workflow makes them."""
+        cell = self.cell(wildcards)
+        inputs = [stamp for name in self._models_of(cell) for stamp in self.stamp(name)]
+        if cell.draft != "none" and self.config.trained_here(cell.draft):
+            inputs.append(f"{self.config.head_path(cell.draft).as_posix()}/{RECORD}")
+        return inputs if cell.prompt_set == PROJECT else [*inputs, own_kind_file(self.config).as_posix()]
+
+    def stamp(self, model: str) -> list[str]:
+        """What says that a model is there, where the workflow makes it."""
+        return [f"{self.config.model_path(model).as_posix()}/{STAMP}"] if self.config.model(model).made_here else []
 
     def decode_values(self, wildcards: Any) -> dict:
         """Everything a cell's rows depend on that is not in its name."""
@@ -157,12 +173,12 @@ class Plan:
             "models": {name: self._source(name) for name in self._models_of(cell)},
             "draft": None if cell.draft == "none" else config.draft(cell.draft).model_dump(),
             "chat": pair.chat.model_dump(exclude_none=True),
-            "prompts": self.prompts,
+            "prompts": self.prompts if cell.prompt_set == PROJECT else self.own_prompts_values(),
             "max_new_tokens": config.size.max_new_tokens,
             "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup")},
         }
-        if isinstance(spec := None if cell.draft == "none" else config.draft(cell.draft), EagleDraft):
-            values["head"] = code_hash(Path(spec.head), ("config.json", "*.safetensors", "*.bin"))
+        if cell.draft != "none" and isinstance(config.draft(cell.draft), EagleDraft):
+            values["head"] = self.head_in_force(cell.draft)
         if cell.temperature > 0:
             values["sampling"] = config.sampling.model_dump()
         return values
@@ -177,7 +193,7 @@ class Plan:
 
     # -- tables, figures, report ------------------------------------------------------------------
     def table_inputs(self, wildcards: Any) -> list[str]:
-        return [cell.path for cell in cells_for_table(self.config, wildcards.table)]
+        return [cell.path for cell in cells_for_table(self.config, wildcards.table)] + self.records_for(wildcards.table)
 
     def table_values(self, wildcards: Any) -> dict:
         values: dict = {
@@ -201,7 +217,14 @@ class Plan:
     # -- code and failures ------------------------------------------------------------------------
     def code(self, stage: str) -> str:
         """A hash of the files a stage depends on."""
-        return code_hash(self.base, CODE[stage])
+        return self.digest_of(self.base, CODE[stage])
+
+    def digest_of(self, folder: Path, patterns: tuple[str, ...]) -> str:
+        """A hash of files that stay as they are while a plan is in force."""
+        key = (folder, patterns)
+        if key not in self._digests:
+            self._digests[key] = code_hash(folder, patterns)
+        return self._digests[key]
 
     def failures(self) -> str:
         """For each log written in this run that ends in an error: its name and that line."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from specdec.errors import UserError
+from workflow.study.cells import PROJECT
 from workflow.study.config import StudyConfig
 
 UNCATEGORISED = "uncategorised"
@@ -93,14 +94,27 @@ def split(prompts: list[Prompt], seed: int, calibration: int) -> dict[str, tuple
         groups.setdefault(prompt.category, []).append(prompt)
     parts = {}
     for category, members in groups.items():
-        ranked = sorted(members, key=lambda prompt: _rank(seed, prompt.prompt_id))
+        ranked = sorted(members, key=lambda prompt: rank(seed, prompt.prompt_id))
         taken = min(calibration, len(ranked) // 2)
         parts[category] = (ranked[:taken], ranked[taken:])
     return parts
 
 
-def _rank(seed: int, prompt_id: str) -> str:
+def rank(seed: int, prompt_id: str) -> str:
     return hashlib.sha256(f"{seed}:{prompt_id}".encode()).hexdigest()
+
+
+OWN_KIND_FOLDER = Path("resources/prompts")
+
+
+def own_kind_file(config: StudyConfig) -> Path:
+    """Where the requests of held-out conversations stand, as a file of prompts like any other."""
+    return OWN_KIND_FOLDER / config.pair / "own_kind.jsonl"
+
+
+def slice_of(config: StudyConfig, prompt_set: str, root: str | Path = ".") -> list[Prompt]:
+    """The prompts of a set that the study in force reports on."""
+    return evaluation_slice(config, root) if prompt_set == PROJECT else read(Path(root) / own_kind_file(config))
 
 
 def evaluation_slice(config: StudyConfig, root: str | Path = ".") -> list[Prompt]:

@@ -19,15 +19,25 @@ TABLES = {
     "tokens_per_s ar_tokens_per_s speedup speedup_low speedup_high verdict decode_speedup",
     "dynamic_k": "draft policy k threshold temperature prompts tokens acceptance_rate acceptance_length "
     "tokens_per_round speedup speedup_low speedup_high verdict gain gain_low gain_high gain_p_holm",
+    "drafts": "draft policy k temperature prompts tokens_per_round speedup speedup_low speedup_high verdict "
+    "decode_speedup decode_speedup_low decode_speedup_high prompt_set category cost_ratio acceptance_at_1 "
+    "acceptance_at_4 train_tokens train_token_passes train_hours draft_weights_bytes",
+    "training": "draft method answer_tokens written dropped token_passes epochs hours steps vocabulary batch peak_rate "
+    "taps head_bytes tokens_per_round acceptance_at_1 acceptance_at_4 processor",
+    "training_curves": "draft passes hours loss tokens_per_round",
+    "training_ablations": "name method changes token_passes tokens_per_round acceptance_at_1 acceptance_at_4",
     "losslessness": "draft policy k dtype prompts tokens identical first_divergence gap near_ties real_mismatches",
     "positions": "draft policy k temperature position reached accepted unconditional conditional",
     "time_shares": "draft policy k temperature draft_share target_share other_share prefill_share draft_ms_per_round "
-    "target_ms_per_round other_ms_per_round",
+    "target_ms_per_round other_ms_per_round cost_ratio",
     "cells": "draft policy k ar_decode_tokens_per_s",
 }
 """Every table the report needs, with the columns it reads."""
 
-FIGURES = ("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares")
+FIGURES = (
+    *("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"),
+    *("drafts_by_position", "drafts_by_cost", "training_curves"),
+)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from specdec.sampling import Sampling
 from specdec.verifiers import build_verifier
 from workflow.study.cells import Cell
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig
-from workflow.study.prompts import Prompt, evaluation_slice
+from workflow.study.prompts import Prompt, slice_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +58,7 @@ class Bench:
             draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device, head_ids=ids)
             check_shared(target.tokenizer, draft.tokenizer)
         elif isinstance(spec, EagleDraft):
-            draft = Eagle.load(spec.head, target.model)
+            draft = Eagle.load(config.head_path(cell.draft), target.model)
         sampling = Sampling(
             cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
         )
@@ -68,7 +68,7 @@ class Bench:
         cell = self.cell
         if cell.draft == "none":
             return Nothing()
-        spec = self.config.draft(cell.draft).model_dump()
+        spec = self.config.drafter_spec(cell.draft)
         return build_drafter(
             spec, self.target.model, policy=cell.policy, k=cell.k, threshold=cell.threshold, draft=self.draft
         )
@@ -106,7 +106,7 @@ class Bench:
 def run_cell(config: StudyConfig, cell: Cell, output: Path) -> None:
     """Decode every prompt of the slice in both arms and write `output`, whole or not at all."""
     bench = Bench.of(config, cell)
-    prompts = evaluation_slice(config)
+    prompts = slice_of(config, cell.prompt_set)
     device = config.run.device
     invariant = width_invariant(bench.target.model)
     blocks = {

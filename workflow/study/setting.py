@@ -18,11 +18,15 @@ def study_values(config: Mapping, results: Results, fixed: Mapping) -> dict:
     size = (config.get("studies") or {}).get(config.get("study")) or {}
     specs = chosen.get("drafts") or {}
     names = [draft["name"] for draft in fixed["drafts"]]
+    compared = list(dict.fromkeys(row["draft"] for row in results.tables["drafts"] if row["policy"] != "ar"))
     cells = results.tables["cells"]
     return {
         "pair": pair,
         "target": chosen.get("target"),
-        "draft_specs": [{"name": name, **specs[name]} for name in names if name in specs],
+        "draft_specs": [{"name": name, **specs[name]} for name in compared if name in specs],
+        "absent": [name for name in chosen.get("optional") or () if name not in compared],
+        "draft_source": config.get("draft_source"),
+        "draft_recipe": config.get("draft_recipe"),
         "size_name": config.get("study"),
         "max_new_tokens": size.get("max_new_tokens"),
         "grid": size.get("thresholds") == "all",
@@ -48,7 +52,7 @@ def left_out(cells: list[dict], column: str) -> dict | None:
 def in_force(config: Mapping) -> dict:
     """The configuration without the pairs, sizes and calibrations that were not used."""
     pair, study = config.get("pair"), config.get("study")
-    used = {"pairs": pair, "calibration": pair, "studies": study}
+    used = {"pairs": pair, "calibration": pair, "training": pair, "studies": study}
     out = {}
     for key, value in config.items():
         if key in used and isinstance(value, Mapping):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdec.errors import unknown
-from workflow.study import metrics, statistics
+from workflow.study import metrics, statistics, tables_drafts, tables_training
 from workflow.study.cells import Cell
 from workflow.study.columns import CELL, to_arrow
 from workflow.study.config import StudyConfig
-from workflow.study.experiments import cells_for_table
+from workflow.study.experiments import RECORDS, cells_for_table
 from workflow.study.measured import Measured, comparable, load, same_machine
 
 Cells = Mapping[Cell, Measured]
@@ -28,7 +28,8 @@ def build(config: StudyConfig, table: str, root: str | Path = ".") -> pa.Table:
     if table not in BUILDERS:
         raise unknown("table", table, BUILDERS)
     cells = {cell: load(Path(root) / cell.path) for cell in cells_for_table(config, table)}
-    return to_arrow(table, BUILDERS[table](config, cells))
+    records = (Path(root),) if table in RECORDED else ()
+    return to_arrow(table, BUILDERS[table](config, cells, *records))
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -69,9 +70,9 @@ def _identity(cell: Cell) -> dict:
 
 def _noise(found: Measured, cells: Cells) -> statistics.Estimate | None:
     """What the baseline against itself shows on the same machine, at the same temperature, seed and number format."""
-    alike = (found.cell.temperature, found.cell.seed, found.cell.dtype)
+    alike = (found.cell.temperature, found.cell.seed, found.cell.dtype, found.cell.prompt_set)
     for cell, baseline in cells.items():
-        if cell.policy == "ar" and (cell.temperature, cell.seed, cell.dtype) == alike:
+        if cell.policy == "ar" and (cell.temperature, cell.seed, cell.dtype, cell.prompt_set) == alike:
             same_machine(found, baseline)
             return baseline.speedup
     return None
@@ -190,18 +191,28 @@ def cells_table(config: StudyConfig, cells: Cells) -> Rows:
     """Everything about every cell, for the appendix."""
     return [
         decode_row(found, cells)
-        | {name: getattr(cell, name) for name in ("shape", "nodes", "verifier", "dtype")}
+        | {name: getattr(cell, name) for name in ("shape", "nodes", "verifier", "dtype", "prompt_set")}
         | metrics.details(found)
         for cell, found in cells.items()
     ]
 
 
-BUILDERS: dict[str, Callable[[StudyConfig, Cells], Iterable[dict]]] = {
+def drafts(config: StudyConfig, cells: Cells, root: Path) -> Rows:
+    """Every draft at equal settings, by set of prompts and by category."""
+    return tables_drafts.rows(config, cells, root, decode_row)
+
+
+RECORDED = ("drafts", *RECORDS)
+"""Tables that also read what trainings recorded, below a root."""
+
+BUILDERS: dict[str, Callable[..., Iterable[dict]]] = {
     "fixed_k": fixed_k,
     "dynamic_k": dynamic_k,
+    "drafts": drafts,
     "losslessness": losslessness,
     "best_k": best_k,
     "positions": positions,
     "time_shares": time_shares,
     "cells": cells_table,
+    **tables_training.BUILDERS,
 }

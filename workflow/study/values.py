@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from workflow.study import setting, statistics
+from workflow.study import setting, statistics, values_drafts
 from workflow.study.named import ReportError, Values, is_empty, locate
 from workflow.study.results import Results
 
@@ -36,6 +36,7 @@ def build_values(config: Mapping, results: Results) -> Values:
     tables = {name: [locate(row, name) for row in rows] for name, rows in results.tables.items()}
     shares = share_rows(tables["time_shares"], tables["cells"])
     fixed = fixed_values(tables["fixed_k"], tables["positions"], shares)
+    training = values_drafts.training_values(tables, config, results.metadata)
     dynamic = dynamic_values(tables["dynamic_k"], shares, setting.calibration(config))
     return Values(
         {
@@ -45,6 +46,8 @@ def build_values(config: Mapping, results: Results) -> Values:
             "dynamic": dynamic,
             "fastest": foremost([fixed["best"], dynamic["fastest"]]),
             "positions": position_values(tables["positions"], fixed["temperature"]),
+            "drafts": values_drafts.draft_values(tables["drafts"], fixed["temperature"], training),
+            "training": training,
             "lossless": losslessness_values(tables["losslessness"]),
             "cells": cell_values(results.tables["cells"]),
             "config": setting.flatten(setting.in_force(config)),
@@ -110,7 +113,7 @@ def priced(row: Values, shares: Mapping[tuple, dict]) -> dict:
         return out
     out |= {name: share[name] for name in share if name not in out}
     out["accounted"] = row["tokens_per_round"] / share["round_cost"]
-    out["draft_step_cost"] = share["draft_cost"] / out["per_round"] if out["per_round"] else None
+    out["draft_step_cost"] = share.get("cost_ratio")
     out["ceiling"] = row["tokens_per_round"] / (share["target_cost"] + share["other_cost"])
     extra = {
         "drafting": share["draft_cost"],

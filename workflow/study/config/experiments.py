@@ -37,11 +37,15 @@ Depths = Annotated[list[Depth], Field(min_length=1)]
 
 
 class Prompts(Section):
-    """Which prompts there are, and how the slices are drawn from them."""
+    """Which prompts there are, and how the slices are drawn from them.
+
+    `own_kind`: how many held-out conversations of the training text are decoded as well.
+    """
 
     files: Annotated[list[Text], Field(min_length=1)]
     slice_seed: Seed = 0
     calibration_per_category: CountOrZero = 4
+    own_kind: Count = 12
 
 
 class Sampling(Section):
@@ -99,12 +103,13 @@ class Experiments(Section):
 
 
 class Size(Section):
-    """How much of everything a study takes."""
+    """How much of everything a study takes.  `draft_depths`: K at which every draft is compared."""
 
     per_category: Count | None = None
     turns: Count = 1
     max_new_tokens: Annotated[int, Field(ge=1, le=100_000), says("max_new_tokens is an integer from 1 to 100000")]
     thresholds: Literal["calibrated", "all"] = "calibrated"
+    draft_depths: Depths = [4]
     temperatures: Annotated[list[Temperature], Field(min_length=1)] = [0.0]
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
 

@@ -66,10 +66,14 @@ class LayerSkipDraft(Section):
 
 
 class EagleDraft(Section):
-    """A trained head that continues the target's own hidden states."""
+    """A trained head that continues the target's own hidden states, in the folder `head`.
+
+    `hub` is where a user finds a head of others; it is never downloaded by itself.
+    """
 
     kind: Literal["eagle"]
     head: Text
+    hub: Text | None = None
 
 
 class NgramDraft(Section):
@@ -103,13 +107,10 @@ class Pair(Section):
     drafts: Annotated[dict[DraftName, Draft], Field(min_length=1)]
     primary: DraftName
     also: list[DraftName] = []
+    dynamic: list[DraftName] = []
+    optional: list[DraftName] = []
     chat: Chat = Chat()
     extra_prompt_files: list[Text] = []
-
-    @property
-    def studied(self) -> list[str]:
-        """The drafts of the fixed-depth experiment, the primary one first."""
-        return list(dict.fromkeys([self.primary, *self.also]))
 
     @property
     def models(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import ValidationError
@@ -21,14 +21,18 @@ from workflow.study.config.experiments import (
     Sampling,
     Size,
 )
-from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, NgramDraft, Pair
+from workflow.study.config.heads import Heads, check_roles, check_trained
+from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, Pair
+from workflow.study.config.training import Training
 
 
-class StudyConfig(Section):
+class StudyConfig(Heads, Section):
     """config.yaml, typed.  Everything below `pair` and `study` is looked up through the methods."""
 
     pair: Annotated[str, says("the name of one of `pairs` is expected")]
     study: Annotated[str, says("the name of one of `studies` is expected, such as default or full")]
+    draft_source: Literal["shipped", "train"] = "shipped"
+    draft_recipe: Literal["full", "quick"] = "full"
     models: dict[str, Model]
     pairs: dict[PairName, Pair]
     prompts: Prompts
@@ -36,6 +40,7 @@ class StudyConfig(Section):
     run: Run
     experiments: Experiments
     studies: dict[str, Size]
+    training: Training = {}
     calibration: Calibration = {}
 
     # -- the pair and the size in force ---------------------------------------------------------
@@ -141,13 +146,17 @@ def check(config: StudyConfig) -> None:
             raise refuse(
                 f"experiments.dynamic_k.thresholds.{rule}", [], f"the rule {rule} needs at least one threshold"
             )
-    for pair_name, drafts in config.calibration.items():
-        if pair_name not in config.pairs:
-            raise refuse_name(f"calibration.{pair_name}", pair_name, "pair", config.pairs)
-        for draft in drafts:
+    of_pairs = {"calibration": config.calibration, "training": config.training}
+    for key, section in of_pairs.items():
+        for pair_name, entry in section.items():
+            if pair_name not in config.pairs:
+                raise refuse_name(f"{key}.{pair_name}", pair_name, "pair", config.pairs)
             known = config.pairs[pair_name].drafts
-            if draft not in known:
-                raise refuse_name(f"calibration.{pair_name}.{draft}", draft, f"draft of {pair_name}", known)
+            for draft in entry if key == "calibration" else entry.drafts:
+                if draft not in known:
+                    raise refuse_name(f"{key}.{pair_name}.{draft}", draft, f"draft of {pair_name}", known)
+                if key == "training":
+                    check_trained(f"{key}.{pair_name}.drafts.{draft}", draft, known[draft])
 
 
 def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
@@ -157,13 +166,11 @@ def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
         raise refuse(f"{key}.drafts", "none", "this name stands for the autoregressive baseline; choose another")
     if pair.primary not in pair.drafts:
         raise refuse_name(f"{key}.primary", pair.primary, "draft", pair.drafts)
-    for index, name in enumerate(pair.also):
-        if name not in pair.drafts:
-            raise refuse_name(f"{key}.also[{index}]", name, "draft", pair.drafts)
+    for names in ("also", "dynamic", "optional"):
+        for index, name in enumerate(getattr(pair, names)):
+            if name not in pair.drafts:
+                raise refuse_name(f"{key}.{names}[{index}]", name, "draft", pair.drafts)
     for name, draft in pair.drafts.items():
         if isinstance(draft, LanguageModelDraft) and draft.model not in config.models:
             raise refuse_name(f"{key}.drafts.{name}.model", draft.model, "model", config.models)
-    primary = pair.drafts[pair.primary]
-    if config.experiments.dynamic_k.rules and isinstance(primary, NgramDraft):
-        text = "the dynamic rules read a draft's probabilities, which this kind has none of; name another draft"
-        raise refuse(f"{key}.primary", pair.primary, text)
+    check_roles(key, pair, bool(config.experiments.dynamic_k.rules))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdec.errors import UserError, unknown
 from workflow.study.columns import COLUMNS, write_text
-from workflow.study.figures import curves, policies, style
+from workflow.study.figures import curves, drafts, policies, style
 from workflow.study.plan import FIGURES as NEEDED
 
 Frames = dict[str, pd.DataFrame]
@@ -30,6 +30,9 @@ FIGURES: dict[str, Callable[[Frames], plt.Figure]] = {
     "acceptance_by_position": curves.acceptance_by_position,
     "speedup_by_acceptance": policies.speedup_by_acceptance,
     "time_shares": policies.time_shares,
+    "drafts_by_position": drafts.by_position,
+    "drafts_by_cost": drafts.by_cost,
+    "training_curves": drafts.training_curves,
 }
 
 

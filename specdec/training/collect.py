@@ -1,0 +1,102 @@
+"""Gather small trainings into one file: what each changes against the first, and how well its head guesses.
+
+    python -m specdec.training.collect RUNS OUT --base NAME
+
+RUNS is a folder of heads (each with its `training.json`), OUT a JSON file: a list of rows `{name, method, changes,
+token_passes, updates, tokens_per_round, acceptance_at_1 .. 4}`.  `name` is the folder's, `changes` the settings in
+which its recipe or the shape of its head differs from those of the base, which comes first.  All are measured at K = 4
+on the same held-out text; trainings on another text or of another length cannot be compared and are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.errors import UserError
+
+SIMULATED = ("tokens_per_round", *(f"acceptance_at_{place}" for place in range(1, 5)))
+"""What a record says of a head on held-out text."""
+ROW = ("name", "method", "changes", "token_passes", "updates", *SIMULATED)
+NOT_SETTINGS = ("evaluate_every", "save_seconds", "token_passes")
+SHAPE = ("taps", "draft_vocabulary")
+SLACK = 0.05
+"""Passes may differ by this share: a training ends with the batch that reaches its number."""
+
+
+def settings_of(record: dict) -> dict:
+    """What a training can be told apart by."""
+    recipe = {key: value for key, value in record["recipe"].items() if key not in NOT_SETTINGS}
+    return {"method": record["method"]} | recipe | {key: record["head"][key] for key in SHAPE}
+
+
+def collect(runs: Path, base: str) -> list[dict]:
+    """A row a training below `runs`, the base first, the others by name."""
+    records = {path.parent.name: _read(path) for path in sorted(runs.glob("*/training.json"))}
+    if base not in records:
+        found = ", ".join(records) or "none"
+        raise UserError(f"{runs}: no training of the name {base} there (no {base}/training.json); found: {found}")
+    first, ordered = records[base], {base: records.pop(base)} | records
+    reference = settings_of(first)
+    rows = []
+    for name, record in ordered.items():
+        if _text(record) != _text(first):
+            raise UserError(f"{runs / name}: trained on another text than {base}; the two cannot be compared")
+        if abs(record["token_passes"] - first["token_passes"]) > SLACK * first["token_passes"]:
+            passes = f"{record['token_passes']} token passes, {base} {first['token_passes']}"
+            raise UserError(f"{runs / name}: had {passes}; only equal ones can be compared")
+        own = settings_of(record)
+        changed = {key: own.get(key) for key in {**reference, **own} if own.get(key) != reference.get(key)}
+        row = {"name": name, "method": record["method"], "changes": changed}
+        row |= {key: record[key] for key in ("token_passes", "updates")}
+        rows.append(row | {key: record["held_out"][key] for key in SIMULATED})
+    return rows
+
+
+def _text(record: dict) -> tuple:
+    text = record["text"]
+    return text["settings"].get("target"), text["settings"].get("seed"), text["answer_tokens"], text["held_out"]
+
+
+def _read(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from None
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a collected file.  Raises `UserError` naming what a row lacks."""
+    rows = _read(path)
+    if not isinstance(rows, list):
+        raise UserError(f"{path}: a list of rows is expected")
+    for number, row in enumerate(rows, 1):
+        missing = [key for key in ROW if key not in row] if isinstance(row, dict) else list(ROW)
+        if missing:
+            raise UserError(
+                f"{path}: row {number} has no {missing[0]}; make the file again by collecting the trainings"
+            )
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m specdec.training.collect", description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, help="folder of trained heads, one a folder")
+    parser.add_argument("out", type=Path, help="JSON file to write")
+    parser.add_argument("--base", required=True, metavar="NAME", help="the training that the others are compared with")
+    flags = parser.parse_args(arguments)
+    try:
+        rows = collect(flags.runs, flags.base)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
+    flags.out.write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

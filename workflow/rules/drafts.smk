@@ -1,0 +1,68 @@
+# Trained drafts, where `draft_source` is `train`; the text they learn from; and prompts of that text's kind.
+# Trainings are stopped and go on in resources/training and resources/text, which are no outputs: Snakemake removes the
+# outputs of a job that failed.
+
+
+rule text:
+    input:
+        plan.target_inputs,
+    output:
+        stamp=f"resources/text/{plan.pair}/written.json",
+    log:
+        f"logs/text/{plan.pair}.log",
+    conda:
+        "../../env/conda.yaml"
+    # as in decode.smk: nothing runs beside a timed job, and this would take the machine from one
+    threads: 1024
+    resources:
+        timing_slot=1,
+        mem_mb=8000,
+        runtime=2880,
+    params:
+        values=plan.text_values,
+    message:
+        "the target writes the training text of {plan.pair}"
+    script:
+        "../scripts/text.py"
+
+
+rule head:
+    input:
+        plan.head_inputs,
+    output:
+        weights=f"resources/drafts/{plan.pair}/{{draft}}/model.safetensors",
+        config=f"resources/drafts/{plan.pair}/{{draft}}/config.json",
+        record=f"resources/drafts/{plan.pair}/{{draft}}/training.json",
+    log:
+        f"logs/head/{plan.pair}/{{draft}}.log",
+    conda:
+        "../../env/conda.yaml"
+    threads: 1024
+    resources:
+        timing_slot=1,
+        mem_mb=16000,
+        runtime=2880,
+    params:
+        values=plan.head_values,
+    message:
+        "training the draft {wildcards.draft} of {plan.pair}"
+    script:
+        "../scripts/head.py"
+
+
+rule own_prompts:
+    input:
+        plan.own_prompts_inputs,
+    output:
+        f"resources/prompts/{plan.pair}/own_kind.jsonl",
+    log:
+        f"logs/own_prompts/{plan.pair}.log",
+    localrule: True
+    conda:
+        "../../env/conda.yaml"
+    params:
+        values=plan.own_prompts_values,
+    message:
+        "prompts of the kind that drafts are trained on"
+    script:
+        "../scripts/own_prompts.py"

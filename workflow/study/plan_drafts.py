@@ -1,0 +1,105 @@
+"""What the rules about trained drafts need to know, and what is said of drafts before a study starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workflow.study.config.heads import RECORD, TEXTS_FOLDER
+from workflow.study.experiments import RECORDS
+
+if TYPE_CHECKING:
+    from workflow.study.plan import Plan
+
+PASSES = 1_000
+"""Token passes a second that a forecast assumes: the default target on two cores."""
+
+
+class DraftPlan:
+    """The part of `Plan` that speaks of trained drafts."""
+
+    @property
+    def trained_pattern(self: Plan) -> str:
+        """The drafts that the workflow may train."""
+        training = self.config.training.get(self.pair)
+        return "|".join(training.drafts) if training and training.drafts else "none trained"
+
+    def left_out(self: Plan) -> str:
+        """A line for everything the study in force leaves out because it is not there."""
+        lines = [f"draft {name} is left out: {how}" for name, how in self.config.left_out().items()]
+        if not self.config.has_text():
+            place = self.config.text_path()
+            where = f"no training text in {place}" if place else f"training.{self.pair} names no text"
+            lines.append(f"prompts of the drafts' own kind are left out: {where}")
+        return "".join(f"{line}\n" for line in lines)
+
+    def training_forecast(self: Plan, drafts: list[str]) -> str:
+        passes = sum(self.config.recipe(draft).token_passes for draft in drafts)
+        hours = passes / PASSES / 3600
+        time = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+        return f"drafts to train: {', '.join(drafts)}: about {time} at {PASSES} token passes/s"
+
+    # -- the text ---------------------------------------------------------------------------------
+    def target_inputs(self: Plan, wildcards: Any) -> list[str]:
+        return self.stamp(self.config.pair_in_force().target)
+
+    def _text_inputs(self: Plan) -> list[str]:
+        """What says that the text is whole, where the workflow makes it."""
+        made = self.config.text_path() == TEXTS_FOLDER / self.pair
+        return [(TEXTS_FOLDER / self.pair / "written.json").as_posix()] if made else []
+
+    def text_values(self: Plan, wildcards: Any = None) -> dict:
+        """What the text depends on; one that is written is not written again when code changes, as cells are: it takes
+        hours, and folder and settings vouch for it."""
+        text, pair = self.config.training[self.pair].text, self.config.pair_in_force()
+        if text.folder:
+            return {"content": self.digest_of(self.config.text_path(), ("*.parquet",))}
+        return {
+            "written": text.written.model_dump(exclude_none=True, exclude={"rows"}),
+            "target": self._source(pair.target),
+            "chat": pair.chat.model_dump(exclude_none=True),
+        }
+
+    def own_prompts_inputs(self: Plan, wildcards: Any) -> list[str]:
+        return [*self.target_inputs(wildcards), *self._text_inputs()]
+
+    def own_prompts_values(self: Plan, wildcards: Any = None) -> dict:
+        prompts = self.config.prompts
+        return {"text": self.text_values(), "count": prompts.own_kind, "seed": prompts.slice_seed}
+
+    # -- heads ------------------------------------------------------------------------------------
+    def head_inputs(self: Plan, wildcards: Any) -> list[str]:
+        return [*self.target_inputs(wildcards), *self._text_inputs()]
+
+    def head_values(self: Plan, wildcards: Any) -> dict:
+        """Everything a trained head depends on.  It names the folder of the training, so that a change begins anew."""
+        return self._trained_values(wildcards.draft)
+
+    def _trained_values(self: Plan, draft: str) -> dict:
+        recipe = self.config.recipe(draft)
+        return {
+            "recipe": recipe.model_dump(exclude_none=True, exclude={"at_least", "evaluate_every", "memory"}),
+            "target": self._source(self.config.pair_in_force().target),
+            "dtype": self.config.run.dtype,
+            "text": self.text_values(),
+            "code": self.code("train"),
+        }
+
+    def head_in_force(self: Plan, draft: str) -> Any:
+        """What tells a cell's head from another: how it is trained, or the content of its files."""
+        if self.config.trained_here(draft):
+            return self._trained_values(draft)
+        return self.digest_of(self.config.head_path(draft), ("config.json", "*.safetensors", "*.bin"))
+
+    def records_for(self: Plan, table: str) -> list[str]:
+        """Records of trainings that a table is made of, as far as there are any."""
+        if table not in ("drafts", *RECORDS):
+            return []
+        found = []
+        for draft in self.config.compared():
+            path = self.config.head_path(draft)
+            if path is not None and (self.config.trained_here(draft) or (path / RECORD).is_file()):
+                found.append((path / RECORD).as_posix())
+        ablations = self.config.ablations_path()
+        if table == "training_ablations" and ablations.is_file():
+            found.append(ablations.as_posix())
+        return found

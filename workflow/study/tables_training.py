@@ -1,0 +1,117 @@
+"""Tables of how drafts were trained, from the records that stand beside them.
+
+A record is what `specdec.training` writes with a head: its recipe, text, history and quality on held-out text.  The
+file of ablations is a list of rows that `python -m specdec.training.collect` gathers from small trainings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from specdec.errors import UserError
+from specdec.training.collect import SIMULATED, read_rows
+from workflow.study.columns import DROPPED
+from workflow.study.config import StudyConfig
+from workflow.study.config.heads import RECORD, WEIGHTS
+
+
+def record_of(config: StudyConfig, draft: str, root: Path) -> dict | None:
+    """What stands beside a draft's head, or None where nothing does."""
+    folder = config.head_path(draft)
+    path = None if folder is None else root / folder / RECORD
+    if path is None or not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON ({error.msg}, line {error.lineno})") from None
+
+
+def _records(config: StudyConfig, root: Path) -> Iterator[tuple[str, dict]]:
+    for draft in config.compared(root):
+        if (record := record_of(config, draft, root)) is not None:
+            yield draft, record
+
+
+def training(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
+    """One row a trained draft: text, settings, cost, and how well it guesses text it has not seen."""
+    return [
+        _row(config.pair, draft, record, (root / config.head_path(draft) / WEIGHTS).stat().st_size)
+        for draft, record in _records(config, root)
+    ]
+
+
+def _row(pair: str, draft: str, record: dict, size: int) -> dict:
+    text, recipe, head = record["text"], record["recipe"], record["head"]
+    dropped = dict(text["dropped"])
+    reasons = {f"dropped_{reason}": dropped.pop(reason, 0) for reason in DROPPED}
+    if dropped:
+        raise UserError(f"the record of draft {draft} counts conversations dropped for unknown reasons: {dropped}")
+    lost, kept = sum(reasons.values()), sum(text["sources"].values())
+    return {
+        "pair": pair,
+        "draft": draft,
+        "method": record["method"],
+        "target": record["target"]["name"],
+        "target_id": record["target"]["model_id"],
+        "dtype": record["environment"].get("dtype"),
+        "conversations": text["conversations"],
+        "held_out": text["held_out"],
+        "answer_tokens": text["answer_tokens"],
+        "written": kept + lost,
+        "dropped": lost,
+        **reasons,
+        "token_passes": record["token_passes"],
+        "epochs": record["token_passes"] / text["answer_tokens"],
+        "updates": record["updates"],
+        "hours": record["seconds"] / 3600,
+        "steps": recipe.get("steps", 1),
+        "vocabulary": head["draft_vocabulary"],
+        **{name: recipe[name] for name in ("batch", "peak_rate", "warmup", "prompt", "seed")},
+        "taps": " ".join(map(str, head["taps"])),
+        "head_bytes": size,
+        **{name: record["held_out"][name] for name in SIMULATED},
+        "processor": record["hardware"].get("processor"),
+        "commit": record["code"].get("commit"),
+    }
+
+
+def curves(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
+    """One row a measurement on held-out text while a draft was trained."""
+    return [
+        {
+            "pair": config.pair,
+            "draft": draft,
+            "passes": entry["passes"],
+            "updates": entry["updates"],
+            "hours": entry["seconds"] / 3600,
+            "loss": entry["loss"],
+            **{name: entry[name] for name in SIMULATED},
+        }
+        for draft, record in _records(config, root)
+        for entry in record["history"]
+    ]
+
+
+def ablations(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
+    """One row a small training that differs in named settings; nothing where there are none."""
+    path = root / config.ablations_path()
+    if not path.is_file():
+        return []
+    return [
+        {"pair": config.pair, "name": row["name"], "method": row["method"]}
+        | {"changes": ", ".join(f"{key} = {_show(value)}" for key, value in row["changes"].items()) or None}
+        | {name: row[name] for name in ("token_passes", "updates", *SIMULATED)}
+        for row in read_rows(path)
+    ]
+
+
+def _show(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+BUILDERS = {"training": training, "training_curves": curves, "training_ablations": ablations}
