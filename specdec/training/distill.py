@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -29,19 +30,29 @@ ETA = 3.0
 """How fast `acceptance` leaves the divergence for alpha: its weight is exp(-ETA alpha)."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Laws:
-    """At some positions: log p and log q over the vocabulary of the loss [n, V_d], p's mass on it [n], the text's
-    token among it [n]."""
+    """At some positions, over the vocabulary of the loss: log q [n, V_d], the text's token [n], and what the target
+    says behind its `states` [n, h], computed where a loss asks for it."""
 
-    log_p: Tensor
     log_q: Tensor
-    mass: Tensor
     label: Tensor
+    teacher: Teacher
+    states: Tensor
+
+    @cached_property
+    def log_p(self) -> Tensor:
+        """[n, V_d]"""
+        return self.teacher.log_law(self.states)
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """[n]: p's on that vocabulary."""
+        return self.teacher.mass(self.states)
 
     @property
     def lost(self) -> Tensor:
-        """1 - alpha."""
+        """[n]: 1 - alpha."""
         return 1 - torch.minimum(self.log_p.exp() * self.mass[:, None], self.log_q.exp()).sum(-1)
 
 
@@ -128,8 +139,7 @@ class Distillation:
 
         def rule(states: Tensor, where: slice) -> Tensor:
             log_q = F.linear(states.to(self.teacher.rows.dtype), self.teacher.rows).float().log_softmax(-1)
-            true = last[where]
-            return self._rule(Laws(self.teacher.log_law(true), log_q, self.teacher.mass(true), label[where])).sum()
+            return self._rule(Laws(log_q, label[where], self.teacher, last[where])).sum()
 
         return [Term(in_parts(hidden, rule), len(hidden))]
 

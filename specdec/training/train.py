@@ -50,7 +50,8 @@ class Task:
 def train(flags: argparse.Namespace) -> int:
     with joined(flags.device) as group:
         flags.device = str(group.device)
-        flags.threads = flags.threads or max(1, len(os.sched_getaffinity(0)) // group.local)
+        if flags.threads is None:
+            flags.threads = max(1, len(os.sched_getaffinity(0)) // group.local)
         console.quiet = not group.first
         return _train(flags, group)
 
