@@ -9,6 +9,8 @@ import csv
 from pathlib import Path
 
 from specdec import records
+from tests.report import synthetic_drafts
+from workflow.study.plan import FIGURES
 
 PAIR, PROMPTS, TOKENS, STEP_MS = "smollm2", 8, 384, 18.0
 DEPTHS = (1, 2, 4, 8)
@@ -17,7 +19,7 @@ RULES = {"max_prob": 0.4, "margin": 0.2, "entropy": 1.5, "history": None}
 # draft: acceptance at the first position, its change a position, cost of one drafting step, share of rounds drafted
 DRAFTS = {
     "slower": {"layer_skip": (0.52, -0.02, 0.55, 1.0), "ngram": (0.24, 0.08, 0.01, 0.45)},
-    "faster": {"small": (0.62, -0.01, 0.18, 1.0), "ngram": (0.24, 0.08, 0.01, 0.45)},
+    "faster": {"small": (0.62, -0.01, 0.18, 1.0), "ngram": (0.24, 0.08, 0.01, 0.45), **synthetic_drafts.EAGLE},
 }
 
 CONFIG = {
@@ -31,7 +33,10 @@ CONFIG = {
                 "layer_skip": {"kind": "layer_skip", "layers": 8},
                 "small": {"kind": "language_model", "model": "smollm2-draft"},
                 "ngram": {"kind": "ngram", "rule": "longest", "max_ngram": 3, "min_ngram": 1},
+                "eagle3": {"kind": "eagle", "head": "checkpoints/smollm2/eagle3", "hub": None},
+                "eagle1": {"kind": "eagle", "head": "checkpoints/smollm2/eagle1", "hub": None},
             },
+            "optional": ["small"],
             "primary": "layer_skip",
             "also": ["ngram"],
         },
@@ -128,7 +133,9 @@ def share_row(row: dict, times: tuple) -> dict:
     head = {name: row[name] for name in ("pair", "draft", "policy", "k", "threshold", "temperature", "seed")}
     prefill = 0.05
     shares = [(1 - prefill) * t / sum(times) for t in times]
-    return head | dict(zip(COST_COLUMNS, [*shares, prefill], strict=True)) | dict(zip(TIME_COLUMNS, times, strict=True))
+    ratio = times[0] / STEP_MS / (row["drafted"] / row["rounds"]) if row["drafted"] else None
+    shown = dict(zip(COST_COLUMNS, [*shares, prefill], strict=True)) | dict(zip(TIME_COLUMNS, times, strict=True))
+    return head | shown | {"cost_ratio": ratio}
 
 
 def write_results(folder: Path, variant: str = "slower", *, extra_cells: int = 0, differing: int = 0) -> Path:
@@ -157,6 +164,11 @@ def write_results(folder: Path, variant: str = "slower", *, extra_cells: int = 0
     cells += [cells[-1] | {"threshold": i / 1000} for i in range(extra_cells)]
     own = {"dtype": "bfloat16", "ar_decode_tokens_per_s": 1000 / STEP_MS, "rows": PROMPTS, "rows_looped": 0}
     cells = [own | {name: row[name] for name in fixed[0]} for row in cells]
+    trained = "eagle3" in DRAFTS[variant]
+    typed = {"drafts": synthetic_drafts.drafts_rows(fixed, DRAFTS[variant], trained)}
+    typed |= synthetic_drafts.training_tables(PAIR, trained, METADATA["hardware"]["processor"])
+    for name, rows in typed.items():
+        synthetic_drafts.write_typed(folder / "tables" / f"{name}.csv", name, rows)
     tables = {
         "fixed_k": fixed,
         "dynamic_k": dynamic,
@@ -167,7 +179,7 @@ def write_results(folder: Path, variant: str = "slower", *, extra_cells: int = 0
     }
     for name, rows in tables.items():
         write_csv(folder / "tables" / f"{name}.csv", rows)
-    for name in ("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"):
+    for name in FIGURES:
         path = folder / "figures" / f"{name}.svg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(chart(name, [r["speedup"] for r in fixed[1:]]), encoding="utf-8")

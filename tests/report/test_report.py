@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zlib
+from html import unescape
 from pathlib import Path
 
 import pypdfium2
@@ -48,7 +49,16 @@ def faster(tmp_path_factory) -> Path:
 
 HEADINGS = (
     *("Question and terms", "Background and method", "Setup", "Implementation", "Fixed depth", "Where the time goes"),
-    *("Acceptance by position", "Dynamic depth", "Losslessness", "Limits", "What did not work", "The answer so far"),
+    *(
+        "Trained drafts",
+        "Which draft",
+        "Acceptance by position",
+        "Dynamic depth",
+        "Losslessness",
+        "Limits",
+        "What did not work",
+        "The answer so far",
+    ),
     *("References", "Appendix"),
 )
 
@@ -95,6 +105,31 @@ def test_wording_follows_the_verdict(tmp_path):
     assert "No combination is distinguishable" in said["open"] and "Not measurably" in said["open"]
 
 
+def test_trained_drafts_are_told_and_compared(slower, faster):
+    untrained, trained = (told(folder / "report.html") for folder in (slower, faster))
+    assert "No draft of this study was trained" in untrained
+    assert "Is a draft trained for its target better" not in untrained and "From the third position" not in untrained
+    assert "is left out, since its weights were not there" in untrained
+    for words in (
+        "Of 7 400 conversations written, 5 110 were kept",
+        "1 200 ran into a loop, 1 000 had a request without end and 90 repeated another",
+        "The heads differ in the learning rate and the length of the training",
+        "tokens per round in place of 1.40",
+        "Is a draft trained for its target better than a small model of the same family? Here it is",
+        "From the third position on EAGLE-3 is ahead throughout",
+        "They were not trained for as long: 6 000 000 answer tokens against 2 000 000",
+        "drafts up to K = 8; deeper guesses are beyond what it has practised",
+        "The target's weights and tokenizer are those of the training",
+        "the processor of this study",
+    ):
+        assert words in trained, words
+
+
+def told(path: Path) -> str:
+    """The text of an HTML file, every space a plain one."""
+    return " ".join(re.sub(r"<[^>]+>", "", unescape(path.read_text(encoding="utf-8"))).split())
+
+
 def rendered(folder: Path, config=CONFIG):
     results = read_results(folder, config["pair"])
     values = build_values(config, results)
@@ -136,10 +171,18 @@ def test_rare_branches_read_well_too(tmp_path):
         if name in ("fixed_k", "time_shares", "cells"):
             rows += [row | {"temperature": 1.0, "seed": seed} for row in rows for seed in (0, 1)]
         write_csv(path, rows)
+    training = read_table(folder / "tables" / "training.csv")
+    for head in training:
+        head |= {"target_id": "another", "dtype": "float32", "answer_tokens": len(head["draft"])}
+        head |= {"processor": "another"}
+    training[1] |= {"answer_tokens": 7}
+    write_csv(folder / "tables" / "training.csv", training)
     own = {"kind": "eagle9"}
     pair = {"target": "qwen3-1.7b", "drafts": {"my_draft": own, "ngram": {"kind": "ngram", "max_ngram": 2}}}
     config = CONFIG | {"pair": "qwen3", "pairs": {"qwen3": pair}}
     _, html = rendered(folder, config)
+    for words in ("guesses for another model", "did not all learn from the same text", "not necessarily the machine"):
+        assert words in html
     for words in ("Qwen3-1.7B", "my_draft", "misses 1", "defect of the implementation", "left out of both arms"):
         assert words in html
     assert "dequantised" not in html

@@ -22,7 +22,9 @@ def draft_values(rows: list[Values], temperature: float, training: Mapping) -> d
     """All drafts at the depth that all of them were decoded at."""
     headline = [row for row in rows if row["temperature"] == temperature and row["policy"] == "fixed"]
     depth = common_depth(headline)
+    order = list(dict.fromkeys(row["draft"] for row in headline))
     whole = [row for row in headline if row["category"] == ALL]
+    whole.sort(key=lambda row: (order.index(row["draft"]), row["prompt_set"] != PROJECT))
     level = [row for row in whole if row["k"] == depth]
     project = [row for row in level if row["prompt_set"] == PROJECT]
     ranked = sorted(project, key=lambda row: -row["decode_speedup"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from workflow.study.cells import OWN_KIND, PROJECT
 from workflow.study.figures import style
@@ -12,6 +15,7 @@ from workflow.study.figures.curves import legend, panels
 from workflow.study.values_drafts import ALL, common_depth
 
 LINES = {PROJECT: "-", OWN_KIND: "--"}
+MARKERS = ("o", "s", "^", "D", "v", "P")
 POSITIONS = 8
 
 
@@ -27,6 +31,7 @@ def by_position(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     rows, depth = compared(frames["drafts"])
     figure, parts = panels(rows)
     colours = style.colours(list(dict.fromkeys(rows["draft"])))
+    shapes = dict(zip(dict.fromkeys(rows["draft"]), cycle(MARKERS), strict=False))
     places = list(range(1, min(depth, POSITIONS) + 1))
     for temperature, (axes, *_) in parts:
         for (draft, prompt_set), own in rows[rows["temperature"] == temperature].groupby(
@@ -34,12 +39,12 @@ def by_position(frames: dict[str, pd.DataFrame]) -> plt.Figure:
         ):
             values = [own[f"acceptance_at_{place}"].iloc[0] for place in places]
             label = style.word(draft) if prompt_set == PROJECT else None
-            kind = {"color": colours[draft], "linestyle": LINES[prompt_set], "marker": "o"}
+            kind = {"color": colours[draft], "marker": shapes[draft], "linestyle": LINES[prompt_set]}
             axes.plot(places, values, **kind, label=label)
         axes.set_xticks(places)
         axes.set_ylim(0, 1.03)
         axes.set_xlabel("position in the draft")
-        axes.set_ylabel("share accepted of the rounds that reached it")
+        axes.set_ylabel("share accepted, once reached")
         if (rows["prompt_set"] == OWN_KIND).any():
             axes.plot([], [], color=style.GREY, linestyle=LINES[OWN_KIND], label="text of the drafts' own kind")
     legend(figure, axes, columns=3)
@@ -58,14 +63,16 @@ def by_cost(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     for temperature, (axes, *_) in parts:
         axes.plot(costs, 1 + depth * costs, color=style.GREY, linewidth=0.9, label="price of drafting")
         for _, row in rows[rows["temperature"] == temperature].iterrows():
+            place = (row["cost_ratio"], row["tokens_per_round"])
+            axes.plot(*place, "o", color=colours[row["draft"]])
             name = style.word(row["draft"])
-            axes.plot(row["cost_ratio"], row["tokens_per_round"], "o", color=colours[row["draft"]], label=name)
+            axes.annotate(name, place, xytext=(0, 6), textcoords="offset points", fontsize=8, ha="center")
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         axes.set_ylim(1, depth + 1)
         axes.set_xlabel("cost of a draft step, in baseline steps")
         axes.set_ylabel(f"tokens a round at K = {depth}")
-    legend(figure, axes, columns=5)
+    legend(figure, axes)
     return figure
 
 
@@ -84,6 +91,7 @@ def training_curves(frames: dict[str, pd.DataFrame]) -> plt.Figure:
         axes, ("tokens a round on held-out text, K = 4", "loss, relative to its first"), strict=True
     ):
         place.set_xlim(left=0)
+        place.xaxis.set_major_locator(MaxNLocator(5))
         place.set_ylabel(name)
         place.set_xlabel("answer tokens trained on, millions")
     axes[0].set_ylim(1, 1.05 * max([1.2, *rows["tokens_per_round"]]))

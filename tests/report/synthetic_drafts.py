@@ -1,0 +1,82 @@
+"""The tables about drafts for a synthetic results folder: built from the decode rows, with or without trained heads."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from workflow.study.columns import COLUMNS
+
+CATEGORIES = ("chat", "code")
+EAGLE = {"eagle3": (0.6, 0.0, 0.08, 1.0), "eagle1": (0.55, -0.08, 0.12, 1.0)}
+"""Acceptance at the first position, its change a position, cost of a step, share of rounds drafted."""
+PASSES = {"eagle3": 6_000_000, "eagle1": 2_000_000}
+
+
+def drafts_rows(rows: list[dict], shapes: dict[str, tuple], trained: bool) -> list[dict]:
+    """A row of all prompts and one of each category on the project's prompts; on the others at K = 4 alone."""
+    table = []
+    for row in rows:
+        alpha, slope, cost, _ = shapes.get(row["draft"], (0.0, 0.0, None, 1.0))
+        sets = ("project", "own_kind") if row["k"] in (0, 4) else ("project",)
+        for prompt_set in sets:
+            for category in ("all", *(CATEGORIES if prompt_set == "project" else ())):
+                better = 1.2 if prompt_set == "own_kind" and row["draft"] in PASSES else 1.0
+                new = row | {"prompt_set": prompt_set, "category": category, "cost_ratio": cost}
+                new |= {
+                    f"acceptance_at_{i}": better * (alpha + slope * i) if i <= row["k"] else None for i in range(1, 9)
+                }
+                new |= {"tokens_per_round": better * row["tokens_per_round"]}
+                known = trained and row["draft"] in PASSES
+                new |= {"train_tokens": 1_000_000 if known else None, "train_hours": 2.5 if known else None}
+                new |= {"train_token_passes": PASSES[row["draft"]] if known else None}
+                table.append(new | {"draft_weights_bytes": 20_000_000, "rows": 8, "rows_looped": 0})
+    return table
+
+
+def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[dict]]:
+    heads = [_head(pair, draft, passes, processor) for draft, passes in PASSES.items()] if trained else []
+    curves = [
+        {"pair": pair, "draft": draft, "passes": passes * i // 4, "updates": 100 * i, "hours": 0.5 * i, "loss": 9 / i}
+        | simulated(1.5 + 0.15 * i)
+        for draft, passes in PASSES.items()
+        for i in range(1, 5)
+        if trained
+    ]
+    small = {"pair": pair, "method": "eagle3", "token_passes": 50_000, "updates": 40}
+    ablations = [
+        small | {"name": "base", "changes": None} | simulated(1.4),
+        small | {"name": "one_step", "changes": "steps = 1"} | simulated(1.31),
+        small | {"name": "loss_of_acceptance", "changes": "acceptance = 0.5"} | simulated(1.43),
+    ]
+    return {"training": heads, "training_curves": curves, "training_ablations": ablations if trained else []}
+
+
+def simulated(tau: float) -> dict:
+    return {"tokens_per_round": tau, **{f"acceptance_at_{place}": tau / 4 for place in (1, 2, 3, 4)}}
+
+
+def _head(pair: str, draft: str, passes: int, processor: str) -> dict:
+    row = {name: None for name in COLUMNS["training"]} | {name: 0 for name in COLUMNS["training"] if "dropped_" in name}
+    row |= {"pair": pair, "draft": draft, "method": draft, "target": "smollm2-135m-instruct", "dtype": "bfloat16"}
+    row |= {"target_id": "sha256:0f3a8c", "conversations": 5000, "held_out": 110, "answer_tokens": 1_000_000}
+    row |= {
+        "written": 7400,
+        "dropped": 2290,
+        "dropped_loop": 1200,
+        "dropped_endless_request": 1000,
+        "dropped_duplicate": 90,
+    }
+    row |= {"token_passes": passes, "epochs": passes / 1e6, "updates": 5000, "hours": 2.5, "batch": 8, "warmup": 50}
+    row |= {"steps": 4 if draft == "eagle3" else 1, "vocabulary": 8192 if draft == "eagle3" else None, "prompt": 64}
+    row |= {"peak_rate": 0.001 if draft == "eagle3" else 0.0003, "seed": 0, "taps": "2 15 27", "head_bytes": 20_000_000}
+    return row | simulated(2.1 if draft == "eagle3" else 1.8) | {"processor": processor, "commit": "0000000"}
+
+
+def write_typed(path: Path, table: str, rows: list[dict]) -> None:
+    """A CSV file with the columns of a table, which may have no rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as sink:
+        writer = csv.DictWriter(sink, list(COLUMNS[table]))
+        writer.writeheader()
+        writer.writerows(rows)
