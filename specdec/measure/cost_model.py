@@ -1,8 +1,9 @@
-"""What speculation should gain, from what its parts cost and how often guesses are right (Leviathan et al., 2211.17192).
+"""What speculation should gain, from what its parts cost and how often guesses are right (Leviathan et al.,
+2211.17192).
 
-The one idea: a round yields E[tokens] and costs its price in *baseline steps* (the time of a target pass over one token);
-the speedup is yield over price.  Leviathan's formula takes independent acceptances of one rate alpha and free scoring; the
-general form takes acceptance by position and the measured price of a pass as wide as the draft.
+The one idea: a round yields E[tokens] and costs its price in *baseline steps* (the time of a target pass over one
+token); the speedup is yield over price.  Leviathan's formula takes independent acceptances of one rate alpha and free
+scoring; the general form takes acceptance by position and the measured price of a pass as wide as the draft.
 
 Functions here are arithmetic alone, exact for `Fraction`s; `forward_times.py` measures what they are fed with.
 """
@@ -114,7 +115,7 @@ class Surface:
     def __post_init__(self) -> None:
         widths, contexts = self.widths, self.contexts
         if len(self.points) != len(widths) * len(contexts) or not self.points:
-            raise UserError("cost model: every width must have been timed at every context length; make the table again")
+            raise UserError("cost model: every width must be timed at every context length; make the table again")
 
     @property
     def widths(self) -> list[int]:

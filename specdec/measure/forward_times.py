@@ -1,7 +1,8 @@
 """How long a pass of the target, and a step of a draft, takes by width and context length.
 
-The one idea: a call is set up outside the clock exactly as the loop would find it, runs as the loop would run it, and is
-undone.  What a cache holds does not change how long it takes to read, so that long contexts need no prefill of the target.
+The one idea: a call is set up outside the clock exactly as the loop would find it, runs as the loop would run it, and
+is undone.  What a cache holds does not change how long it takes to read, so that long contexts need no prefill of the
+target.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def filled_cache(model: Transformer, context: int, spare: int) -> KVCache:
     cache = model.new_cache(context + spare)
     generator = torch.Generator(device=model.device).manual_seed(0)
     for side in (cache.keys, cache.values):
-        side[:, :, :context] = torch.randn(
-            side[:, :, :context].shape, generator=generator, device=model.device
-        ).to(model.dtype)
+        side[:, :, :context] = torch.randn(side[:, :, :context].shape, generator=generator, device=model.device).to(
+            model.dtype
+        )
     cache.length = context
     return cache
 
@@ -70,8 +71,8 @@ class StartedDraft:
 
 
 def draft_call(draft: StartedDraft, width: int, clock: Clock) -> Call:
-    """A step of a draft model.  Width 1 is the round's first step, which feeds the newest token; wider ones score so many
-    guesses behind it, a level of a tree."""
+    """A step of a draft model.  Width 1 is the round's first step, which feeds the newest token; wider ones score so
+    many guesses behind it, a level of a tree."""
     model = draft.model
     tokens = tokens_of(width, draft.target.vocabulary)
 

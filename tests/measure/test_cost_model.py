@@ -16,7 +16,8 @@ ALPHAS = [F(0), F(1, 3), F(1, 2), F(4, 5), F(1)]
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_expected_tokens_is_the_mean_over_every_course_of_a_round(alpha, k):
-    """All 2^K outcomes of K independent trials, each with its probability; tokens: the first run of successes and one."""
+    """All 2^K outcomes of K independent trials, each with its probability; tokens: the first run of successes and
+    one."""
     total = F(0)
     for outcome in product([True, False], repeat=k):
         chance = F(1)

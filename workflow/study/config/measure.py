@@ -24,7 +24,9 @@ class CostModel(Section):
     @model_validator(mode="after")
     def _from_one_token(self) -> CostModel:
         if 1 not in self.widths:
-            raise PydanticCustomError("widths", "1 must be among the widths: every cost is in units of a pass over one token")
+            raise PydanticCustomError(
+                "widths", "1 must be among the widths: every cost is in units of a pass over one token"
+            )
         return self
 
 
