@@ -27,13 +27,14 @@ wildcard_constraints:
     draft=plan.trained_pattern,
     cell=plan.cell_pattern,
     table="|".join(plan.tables),
-    figure="|".join(plan.figures),
+    figure="|".join(plan.all_figures),
 
 
 include: "workflow/rules/models.smk"
 include: "workflow/rules/drafts.smk"
 include: "workflow/rules/decode.smk"
 include: "workflow/rules/tables.smk"
+include: "workflow/rules/measure.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/report.smk"
 
@@ -43,7 +44,7 @@ rule all:
     input:
         "results/report.pdf",
         "results/report.html",
-        collect("results/tables/{table}.csv", table=plan.tables),
+        collect("results/tables/{table}.csv", table=plan.tables + plan.measured_tables),
         collect("results/figures/{figure}.svg", figure=plan.figures),
 
 

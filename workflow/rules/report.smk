@@ -3,7 +3,9 @@
 
 rule report:
     input:
-        tables=collect("results/tables/{table}.csv", table=plan.tables),
+        tables=collect(
+            "results/tables/{table}.csv", table=plan.tables + plan.measured_tables
+        ),
         figures=collect("results/figures/{figure}.svg", figure=plan.figures),
     output:
         pdf=report(

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from specdec import records
 from specdec.errors import UserError
+from workflow.study.measure_columns import MEASURED_COLUMNS
 
 _NAME, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
 
@@ -197,9 +198,14 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
 }
 
 
+def columns_of(name: str) -> dict[str, pa.DataType]:
+    """Of a table made from cells or measured directly."""
+    return COLUMNS[name] if name in COLUMNS else MEASURED_COLUMNS[name]
+
+
 def to_arrow(name: str, rows: list[dict]) -> pa.Table:
     """Rows as a typed table; a row without a column, or with one too many, is a defect and raises."""
-    columns = COLUMNS[name]
+    columns = columns_of(name)
     for row in rows:
         if set(row) != set(columns):
             raise ValueError(f"table {name}: columns {sorted(set(row) ^ set(columns))} do not fit")

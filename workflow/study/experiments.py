@@ -29,6 +29,11 @@ def all_cells(config: StudyConfig) -> list[Cell]:
     return list(dict.fromkeys(cell for experiment in EXPERIMENTS for cell in cells_of(config, experiment)))
 
 
+def timed_cells(config: StudyConfig) -> list[Cell]:
+    """Every drafting cell in the number format of the run; those in others are there for exactness."""
+    return [cell for cell in all_cells(config) if cell.policy != "ar" and cell.dtype == config.run.dtype]
+
+
 TABLES = ("fixed_k", "dynamic_k", "drafts", "losslessness", "best_k", "positions", "time_shares", "cells", *RECORDS)
 
 

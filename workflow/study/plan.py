@@ -7,9 +7,6 @@ Snakemake does not look into, reruns what was decoded by it.
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import hashlib
 import re
 import sys
 import time
@@ -20,10 +17,12 @@ from typing import Any
 
 from specdec.errors import UserError
 from workflow.study.cells import CELLS_FOLDER, PATTERN, PROJECT, Cell
+from workflow.study.code_hash import code_hash
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
 from workflow.study.config.heads import RECORD
 from workflow.study.experiments import TABLES, cells_for_table
 from workflow.study.plan_drafts import DraftPlan
+from workflow.study.plan_measure import MEASURE_CODE, MEASURE_FIGURES, MeasurePlan
 from workflow.study.prompts import Prompt, digest, evaluation_slice, own_kind_file
 
 STAMP = "specdec.json"
@@ -40,12 +39,14 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "drafts_by_position": ("drafts",),
     "drafts_by_cost": ("drafts",),
     "training_curves": ("training_curves",),
+    **MEASURE_FIGURES,
 }
 """Every figure with the tables it reads."""
 
 CODE = {
     "decode": (
-        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "measure", "models", "verifiers")),
+        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "models", "verifiers")),
+        *(f"specdec/measure/{name}.py" for name in ("audit", "clock", "fingerprint")),
         "specdec/*.py",
         "workflow/study/run_*.py",
     ),
@@ -59,11 +60,12 @@ CODE = {
         *(f"workflow/study/{name}*.py" for name in ("numbering", "rendering", "citations", "formulas", "formatting")),
         "workflow/study/statistics.py",
     ),
+    **MEASURE_CODE,
 }
 """The files whose content a stage's results depend on, beyond its script."""
 
 
-class Plan(DraftPlan):
+class Plan(DraftPlan, MeasurePlan):
     """The study as Snakemake sees it.  Methods that take `wildcards` are input or params functions of rules."""
 
     def __init__(self, config: Mapping, base: str | Path):
@@ -97,12 +99,17 @@ class Plan(DraftPlan):
 
     @property
     def figures(self) -> list[str]:
-        return list(FIGURES)
+        return self.planned(FIGURES)
 
     @property
     def model_pattern(self) -> str:
         """The models that the workflow fetches and converts itself."""
         return "|".join(re.escape(name) for name, model in self.config.models.items() if model.made_here) or "none made"
+
+    @property
+    def all_figures(self) -> list[str]:
+        """Those that can be asked for by name, too."""
+        return list(FIGURES)
 
     # -- models -----------------------------------------------------------------------------------
     def model_values(self, wildcards: Any) -> dict:
@@ -236,20 +243,6 @@ class Plan(DraftPlan):
             if lines and (lines[-1].startswith("error: ") or "Traceback (most recent call last):" in lines):
                 found.append(f"failed: {path}: {lines[-1]}")
         return "\n".join(found) or "failed; the lines above name the rule and its log"
-
-
-def code_hash(base: Path, patterns: tuple[str, ...]) -> str:
-    """A hash of the files that match.  Comments and layout of Python files do not count."""
-    total = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in base.glob(pattern) if path.is_file()}):
-        if "__pycache__" in path.parts or path.name.startswith(".") or path.suffix in (".so", ".o"):
-            continue
-        content = path.read_bytes()
-        if path.suffix == ".py":
-            with contextlib.suppress(SyntaxError, ValueError):
-                content = ast.dump(ast.parse(content)).encode()
-        total.update(path.relative_to(base).as_posix().encode() + b"\0" + hashlib.sha256(content).digest())
-    return total.hexdigest()[:16]
 
 
 __all__ = ["CELLS_FOLDER", "FIGURES", "STAMP", "Plan", "code_hash"]

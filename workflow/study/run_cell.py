@@ -22,6 +22,7 @@ from specdec.errors import UserError
 from specdec.loops import is_loop
 from specdec.measure import fingerprint
 from specdec.measure.audit import audit
+from specdec.measure.clock import Clock
 from specdec.models import LoadedModel, load_model
 from specdec.models.loading import read_head_ids
 from specdec.models.selftest import width_invariant
@@ -47,10 +48,11 @@ class Bench:
     max_new_tokens: int
 
     @classmethod
-    def of(cls, config: StudyConfig, cell: Cell) -> Bench:
+    def of(cls, config: StudyConfig, cell: Cell, target: LoadedModel | None = None) -> Bench:
+        """`target`: where it is loaded already, in the cell's number format."""
         pair, run = config.pair_in_force(), config.run
         torch.set_num_threads(config.threads())
-        target = load_model(config.model_path(pair.target), dtype=cell.dtype, device=run.device)
+        target = target or load_model(config.model_path(pair.target), dtype=cell.dtype, device=run.device)
         spec = None if cell.draft == "none" else config.draft(cell.draft)
         draft = None
         if isinstance(spec, LanguageModelDraft):
@@ -73,11 +75,13 @@ class Bench:
             spec, self.target.model, policy=cell.policy, k=cell.k, threshold=cell.threshold, draft=self.draft
         )
 
-    def generation(self, arm: str, ids: Sequence[int], prompt_id: str) -> Generation:
+    def generation(self, arm: str, ids: Sequence[int], prompt_id: str, clock: Clock | None = None) -> Generation:
         drafter = None if arm == "ar" else self.drafter()
-        return self.generation_with(drafter, self.cell.k, ids, prompt_id)
+        return self.generation_with(drafter, self.cell.k, ids, prompt_id, clock)
 
-    def generation_with(self, drafter: Drafter | None, k: int, ids: Sequence[int], prompt_id: str) -> Generation:
+    def generation_with(
+        self, drafter: Drafter | None, k: int, ids: Sequence[int], prompt_id: str, clock: Clock | None = None
+    ) -> Generation:
         """A generation about to start; without a drafter, the baseline's."""
         cell, tokenizer = self.cell, self.target.tokenizer
         request = Request(
@@ -89,8 +93,18 @@ class Bench:
             eos_ids=frozenset() if cell.ignore_eos else frozenset(tokenizer.eos_ids),
         )
         if drafter is None:
-            return autoregressive(self.target.model, request)
-        return speculative(self.target.model, drafter, request, k=k, verifier=build_verifier(cell.verifier))
+            return autoregressive(self.target.model, request, clock=clock)
+        verifier = build_verifier(cell.verifier)
+        return speculative(self.target.model, drafter, request, k=k, verifier=verifier, clock=clock)
+
+    def endless(self, drafter: Drafter | None, ids: Sequence[int], tokens: int) -> Generation:
+        """A greedy generation of exactly so many tokens: the end of text is a token like any other."""
+        request = Request(prompt=ids, max_new_tokens=tokens)
+        return (
+            autoregressive(self.target.model, request)
+            if drafter is None
+            else speculative(self.target.model, drafter, request, k=self.cell.k)
+        )
 
     @property
     def draft_bytes(self) -> int:

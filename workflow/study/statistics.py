@@ -59,6 +59,12 @@ def speedup(baseline: Arm, speculative: Arm) -> Estimate:
     return _interval(_speedup, _columns(baseline, speculative))
 
 
+def rate(arm: Arm) -> Estimate:
+    """Tokens a second, sums over prompts."""
+    seconds, tokens = (np.asarray(column, dtype=float) for column in (arm.seconds, arm.tokens))
+    return _interval(lambda s, n, axis=-1: n.sum(axis) / s.sum(axis), (seconds, tokens))
+
+
 def mean_of_ratios(baseline: Arm, speculative: Arm) -> float | None:
     """The mean of each prompt's own speedup: every prompt counts the same, however long its answer."""
     ratios = _per_prompt(_columns(baseline, speculative))
@@ -117,16 +123,6 @@ def percentile(samples: Sequence[float], share: float) -> float | None:
         raise ValueError(f"no rule says how many samples the percentile {share} needs")
     values = np.asarray(samples, dtype=float)
     return float(np.quantile(values, share)) if values.size >= ENOUGH_SAMPLES[share] else None
-
-
-def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens per round if each of K positions were accepted with probability alpha, independently."""
-    return float(k + 1) if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
-
-
-def predicted_speedup(alpha: float, k: int, cost: float) -> float:
-    """The cost model: `cost` is the time of a draft step over that of a target pass.  A prediction, never a result."""
-    return expected_tokens(alpha, k) / (1 + cost * k)
 
 
 # -- the arithmetic -------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from workflow.study import setting, statistics, values_drafts
+from specdec.measure.cost_model import expected_tokens
+from workflow.study import setting, values_drafts
 from workflow.study.named import ReportError, Values, is_empty, locate
 from workflow.study.results import Results
 
@@ -179,7 +180,7 @@ def fixed_values(rows: list[Values], positions: list[Values], shares: Mapping[tu
 def modelled(row: dict, first: Mapping[tuple, float]) -> dict:
     """Beside the measured tokens per round, what independence at the first position's rate would give."""
     alpha = first.get(key_of(row))
-    return row | {"tau_model": None if alpha is None else statistics.expected_tokens(alpha, row["k"])}
+    return row | {"tau_model": None if alpha is None else expected_tokens(alpha, row["k"])}
 
 
 def depth_trend(rows: list[dict], best: dict) -> str:

@@ -21,6 +21,7 @@ from workflow.study.config.base import (
     Text,
     says,
 )
+from workflow.study.config.measure import CostModel, LongContext, Peers, Profile
 
 Dtype = Literal["bfloat16", "float32"]
 Rule = Literal["max_prob", "margin", "entropy", "history"]
@@ -100,6 +101,10 @@ class Experiments(Section):
     fixed_k: FixedK
     dynamic_k: DynamicK
     losslessness: Losslessness
+    cost_model: CostModel = CostModel()
+    profile: Profile = Profile()
+    peers: Peers = Peers()
+    long_context: LongContext = LongContext()
 
 
 class Size(Section):

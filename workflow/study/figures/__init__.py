@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specdec.errors import UserError, unknown
-from workflow.study.columns import COLUMNS, write_text
+from workflow.study.columns import columns_of, write_text
 from workflow.study.figures import curves, drafts, policies, style
 from workflow.study.plan import FIGURES as NEEDED
 
@@ -51,12 +51,12 @@ def draw(name: str, tables: str | Path, output: str | Path) -> None:
 
 def read(path: Path, table: str) -> pd.DataFrame:
     """A table with the types of its columns; names stay text even where they look like numbers."""
-    names = {column: "string" for column, kind in COLUMNS[table].items() if kind == pa.string()}
+    names = {column: "string" for column, kind in columns_of(table).items() if kind == pa.string()}
     try:
         frame = pd.read_csv(path, dtype=names)
     except FileNotFoundError:
         raise UserError(f"{path}: no such table; the rule that makes it has not run") from None
-    missing = [column for column in COLUMNS[table] if column not in frame]
+    missing = [column for column in columns_of(table) if column not in frame]
     if missing:
         raise UserError(f"{path}: column {missing[0]} is missing; make the table again")
     return frame

@@ -1,0 +1,159 @@
+"""The table `peers`: what a user would pick instead, on the same prompts, by turns in one process.
+
+One tool a file.  A tool that is not installed, or that fails, is a row that says so; outputs are compared with this
+project's own baseline, token by token.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specdec.errors import UserError
+from specdec.measure.bandwidth import read_bandwidth
+from workflow.study import statistics
+from workflow.study.cells import Cell
+from workflow.study.config import StudyConfig
+from workflow.study.peers import hugging_face, llamacpp, open_vino, ours
+from workflow.study.peers.base import AR, Arm, Timed
+from workflow.study.prompts import evaluation_slice
+from workflow.study.run_cell import Bench, encode
+
+SPARE = 64
+"""Rows of context beyond prompt and answer: drafts, and what a tool rounds up to."""
+
+REQUIREMENTS = "env/requirements-peers.txt"
+
+
+def peer_rows(config: StudyConfig) -> list[dict]:
+    """Every arm over the same prompts."""
+    settings = config.experiments.peers
+    bench = Bench.of(config, Cell(config.pair, "none", "ar", 0, dtype=config.run.dtype))
+    prompts = {p.prompt_id: encode(bench, p, []) for p in one_a_category(config)[: settings.prompts]}
+    context = max(map(len, prompts.values())) + settings.max_new_tokens + SPARE
+    found = list(every_arm(bench, settings.k, context))
+    results = run(found, prompts, settings.max_new_tokens)
+    bandwidth = read_bandwidth(config.threads()).bytes_per_s
+    return rows_of(results, list(prompts), {name: len(ids) for name, ids in prompts.items()}, bandwidth)
+
+
+def one_a_category(config: StudyConfig) -> list:
+    """The slice's prompts, first ones of every category first."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for prompt in evaluation_slice(config):
+        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        ranked.append((seen[prompt.category], prompt))
+    return [prompt for _, prompt in sorted(ranked, key=lambda item: item[0])]
+
+
+def every_arm(bench: Bench, k: int, context: int) -> Iterator[Arm]:
+    yield from ours.arms(bench, k)
+    precision = bench.config.run.dtype
+    yield from present(hugging_face.NAME, precision, lambda: hugging_face.arms(bench, k))
+    yield from present(llamacpp.NAME, llamacpp.PRECISION, lambda: llamacpp.arms(bench, k, context))
+    yield from present(open_vino.NAME, open_vino.PRECISION, lambda: open_vino.arms(bench, k))
+
+
+def present(name: str, precision: str, make: Callable[[], Iterable[Arm]]) -> Iterator[Arm]:
+    """The arms of a tool, or one row that says why there are none."""
+    try:
+        yield from make()
+    except ImportError:
+        yield Arm(name, AR, None, precision, None, f"missing: not installed; pip install -r {REQUIREMENTS}")
+    except UserError as error:
+        yield Arm(name, AR, None, precision, None, f"missing: {error}")
+    except Exception as error:  # a tool of others may fail in any way; the row says how
+        traceback.print_exc()
+        yield Arm(name, AR, None, precision, None, failure(error))
+
+
+def run(arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int) -> list[tuple[Arm, dict[str, Timed]]]:
+    """Each prompt through every arm, the arm that begins turning from prompt to prompt; the first prompt once before,
+    to warm up.  An arm that fails is left out from there on, with its mistake as the note."""
+    results: dict[int, dict[str, Timed]] = {index: {} for index, arm in enumerate(arms) if arm.run is not None}
+    notes: dict[int, str] = {}
+    warmup = next(iter(prompts))
+    for turn, name in enumerate([warmup, *prompts]):
+        order = [*results][turn % len(results) :] + [*results][: turn % len(results)]
+        for index in order:
+            try:
+                made = arms[index].run(prompts[name], tokens)
+            except Exception as error:  # a tool of others may fail in any way; the row says how
+                traceback.print_exc()
+                notes[index] = failure(error)
+                del results[index]
+                continue
+            if turn > 0:
+                results[index][name] = made
+        print(f"peers: prompt {turn} of {len(prompts)}", file=sys.stderr, flush=True)
+    return [
+        (arm if index not in notes else replace(arm, run=None, note=notes[index]), results.get(index, {}))
+        for index, arm in enumerate(arms)
+    ]
+
+
+def failure(error: Exception) -> str:
+    """The note of an arm that failed."""
+    said = str(error).strip().splitlines()
+    return f"failed: {type(error).__name__}: {said[0] if said else 'no message'}"
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def rows_of(
+    results: Sequence[tuple[Arm, dict[str, Timed]]], prompts: Sequence[str], lengths: dict[str, int], bandwidth: float
+) -> list[dict]:
+    """One row an arm, the project's own baseline first."""
+    own = next(made for arm, made in results if arm.is_baseline)
+    return [row_of(arm, made, own, prompts, lengths, bandwidth) for arm, made in results]
+
+
+def row_of(arm: Arm, made: dict[str, Timed], own: dict[str, Timed], prompts, lengths, bandwidth: float) -> dict:
+    row = {
+        "arm": arm.arm,
+        "mode": arm.mode,
+        "draft": arm.draft,
+        "precision": arm.precision,
+        **dict.fromkeys(
+            ("prompts", "tokens", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "ratio_to_specdec_ar")
+            + ("bandwidth_utilisation", "same_output")
+        ),
+        "note": arm.note,
+    }
+    if arm.run is None or not made:
+        return row
+    timed, baseline = _arm(made, prompts), _arm(own, prompts)
+    speed = statistics.rate(timed)
+    row |= {
+        "prompts": len(made),
+        "tokens": int(timed.tokens.sum()),
+        "tokens_per_s": speed.value,
+        "tokens_per_s_low": speed.low,
+        "tokens_per_s_high": speed.high,
+        "ratio_to_specdec_ar": statistics.speedup(baseline, timed).value,
+        "same_output": sum(made[name].ids == own[name].ids for name in prompts),
+    }
+    size = bytes_read(arm, made, lengths)
+    if size is not None:
+        row["bandwidth_utilisation"] = size / float(timed.seconds.sum()) / bandwidth
+    return row
+
+
+def _arm(made: dict[str, Timed], prompts: Sequence[str]) -> statistics.Arm:
+    seconds = np.array([made[name].seconds for name in prompts])
+    return statistics.Arm(tuple(prompts), seconds, np.array([made[name].tokens for name in prompts], dtype=float))
+
+
+def bytes_read(arm: Arm, made: dict[str, Timed], lengths: dict[str, int]) -> float | None:
+    """What the timed tokens made the tool read: known of our own arms, computed for plain decoding, else None."""
+    if all(timed.bytes_read is not None for timed in made.values()):
+        return sum(timed.bytes_read for timed in made.values())
+    if arm.token_bytes is None:
+        return None
+    return sum(timed.tokens * arm.token_bytes(lengths[name] + len(timed.ids) / 2) for name, timed in made.items())
