@@ -25,11 +25,13 @@ plan = Plan.of(config, workflow.basedir)
 wildcard_constraints:
     model=plan.model_pattern,
     cell=plan.cell_pattern,
+    draft=plan.draft_pattern,
     table="|".join(plan.tables),
     figure="|".join(plan.figures),
 
 
 include: "workflow/rules/models.smk"
+include: "workflow/rules/calibrate.smk"
 include: "workflow/rules/decode.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"

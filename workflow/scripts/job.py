@@ -1,5 +1,11 @@
-"""What every script shares: the project on the import path, errors a user can act on, and a log beside the terminal."""
+"""What every script shares: the project on the import path, errors a user can act on, and a log beside the terminal.
 
+Scripts that time anything also hold the machine's lock: timed jobs never overlap, whatever --cores says.
+"""
+
+import hashlib
+import os
+import platform
 import sys
 import traceback
 from contextlib import contextmanager
@@ -49,3 +55,26 @@ def job(snakemake):
             sys.exit(1)
         finally:
             sys.stdout, sys.stderr = out, err
+
+
+def hold_machine(name, threads):
+    """Wait for the machine's lock, held until this process ends, however it ends, and set the threads of arithmetic.
+
+    Before torch is imported, which reads the variables then; loading a model would disturb another job's clock as well.
+    """
+    from filelock import FileLock, Timeout
+
+    # Snakemake sets these to the cores it was given, which is 1 under --cores 1; arithmetic has the machine to itself
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(threads)
+    # one lock a machine: nodes of a cluster that share this folder need not wait for each other
+    node = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    path = Path("resources") / f"timed-{node}.lock"
+    path.parent.mkdir(exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"{name}: waiting for another timed job ({path})", file=sys.stderr)
+        lock.acquire()
+    return lock

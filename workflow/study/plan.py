@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UserError
+from workflow.study import legal
+from workflow.study.calibration import COMMITTED, MEASURED, Calibration
 from workflow.study.cells import CELLS_FOLDER, PATTERN, Cell
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
-from workflow.study.experiments import TABLES, cells_for_table
-from workflow.study.prompts import Prompt, digest, evaluation_slice
+from workflow.study.experiments import TABLES, all_cells, cells_for_table
+from workflow.study.experiments_trees import distributed
+from workflow.study.prompts import Prompt, calibration_slice, digest, evaluation_slice
 
 STAMP = "specdec.json"
 
@@ -35,6 +38,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "acceptance_by_position": ("positions",),
     "speedup_by_acceptance": ("fixed_k", "dynamic_k"),
     "time_shares": ("time_shares",),
+    "speedup_by_nodes": ("trees",),
+    "expected_length": ("round_costs",),
+    "confidence": ("confidence",),
+    "example_tree": ("example_tree",),
 }
 """Every figure with the tables it reads."""
 
@@ -43,8 +50,17 @@ CODE = {
         *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "measure", "models", "verifiers")),
         "specdec/*.py",
         "workflow/study/run_*.py",
+        "workflow/study/calibration.py",
     ),
-    "table": tuple(f"workflow/study/{name}.py" for name in ("tables", "columns", "measured", "metrics", "statistics")),
+    "calibrate": (
+        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "measure", "models")),
+        "specdec/*.py",
+        *(f"workflow/study/{name}.py" for name in ("measuring", "calibration")),
+    ),
+    "table": (
+        *(f"workflow/study/{name}.py" for name in ("tables*", "columns", "measured", "metrics", "statistics")),
+        *(f"workflow/study/{name}.py" for name in ("experiments*", "two_samples")),
+    ),
     "figure": ("workflow/study/figures/*.py",),
     "report": (
         "report_templates/**/*",
@@ -69,7 +85,9 @@ class Plan:
         """The plan, or one line on the terminal and exit code 1."""
         try:
             plan = cls(config, base)
-            plan.prompts  # noqa: B018 -- a missing or broken file of prompts should show here, before any job
+            # a missing or broken file of prompts, and parts that do not go together, should show here, before any job
+            plan.prompts  # noqa: B018
+            all_cells(plan.config)
         except UserError as error:
             sys.exit(f"error: {error}")
         return plan
@@ -85,11 +103,16 @@ class Plan:
 
     @property
     def tables(self) -> list[str]:
-        return list(TABLES)
+        asked_for = self.config.experiments.verification.distribution is not None
+        return [*TABLES, "distribution"] if asked_for else list(TABLES)
 
     @property
     def figures(self) -> list[str]:
         return list(FIGURES)
+
+    @property
+    def draft_pattern(self) -> str:
+        return "|".join(re.escape(name) for name in self.config.pair_in_force().drafts)
 
     @property
     def model_pattern(self) -> str:
@@ -104,18 +127,22 @@ class Plan:
         return self.config.model(name).model_dump(exclude_none=True)
 
     def _models_of(self, cell: Cell) -> list[str]:
+        return self._models_with(cell.draft)
+
+    def _models_with(self, draft: str) -> list[str]:
         names = [self.config.pair_in_force().target]
-        if cell.draft != "none" and isinstance(spec := self.config.draft(cell.draft), LanguageModelDraft):
+        if draft != "none" and isinstance(spec := self.config.draft(draft), LanguageModelDraft):
             names.append(spec.model)
         return names
 
     def start(self, rules: Iterable[str]) -> None:
         """Before the first job: stop where weights of the user's own are missing, else say how long it may take."""
-        jobs = sum(rule == "decode" for rule in rules)
-        if not jobs:
+        rules = list(rules)
+        if not any(rule in ("decode", "calibrate", "distribution") for rule in rules):
             return
         if missing := self.missing_weights():
             sys.exit("\n".join(missing))
+        jobs = rules.count("decode")
         print(f"{jobs} cells to decode: {self.forecast(jobs)}", file=sys.stderr)
 
     def missing_weights(self) -> list[str]:
@@ -142,11 +169,18 @@ class Plan:
 
     # -- cells ------------------------------------------------------------------------------------
     def cell(self, wildcards: Any) -> Cell:
-        return Cell.from_name(self.pair, wildcards.cell)
+        return legal.check(self.config, Cell.from_name(self.pair, wildcards.cell))
 
-    def decode_inputs(self, wildcards: Any) -> list[str]:
-        """The stamps of the models a cell needs, where the workflow makes them."""
-        models = [(name, self.config.model(name)) for name in self._models_of(self.cell(wildcards))]
+    def decode_inputs(self, wildcards: Any) -> dict:
+        """What a cell needs: the stamps of its models, where the workflow makes them, and its draft's calibration."""
+        cell = self.cell(wildcards)
+        needed: dict = {"models": self._stamps(self._models_of(cell))}
+        if legal.needs_calibration(self.config, cell):
+            needed["calibration"] = self.calibration_file(cell.draft).as_posix()
+        return needed
+
+    def _stamps(self, names: Iterable[str]) -> list[str]:
+        models = [(name, self.config.model(name)) for name in names]
         return [f"{self.config.model_path(name).as_posix()}/{STAMP}" for name, model in models if model.made_here]
 
     def decode_values(self, wildcards: Any) -> dict:
@@ -161,11 +195,52 @@ class Plan:
             "max_new_tokens": config.size.max_new_tokens,
             "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup")},
         }
-        if isinstance(spec := None if cell.draft == "none" else config.draft(cell.draft), EagleDraft):
-            values["head"] = code_hash(Path(spec.head), ("config.json", "*.safetensors", "*.bin"))
+        if head := self._head(cell.draft):
+            values["head"] = head
+        if cell.shape in config.shapes:
+            values["shape"] = config.shapes[cell.shape].model_dump(exclude_none=True)
         if cell.temperature > 0:
             values["sampling"] = config.sampling.model_dump()
         return values
+
+    def _head(self, draft: str) -> str | None:
+        """A hash of a trained head's files; None for other drafts."""
+        spec = None if draft == "none" else self.config.draft(draft)
+        if not isinstance(spec, EagleDraft):
+            return None
+        return code_hash(Path(spec.head), ("config.json", "*.safetensors", "*.bin"))
+
+    # -- calibration ------------------------------------------------------------------------------
+    def calibration_file(self, draft: str) -> Path:
+        """The committed file where the size in force reads such and there is one for this draft as it is configured,
+        else the one that is measured."""
+        committed = COMMITTED / self.pair / f"{draft}.json"
+        if self.config.size.calibration == "committed" and (self.base / committed).is_file():
+            if Calibration.load(self.base / committed).subject == self.calibration_subject(draft):
+                return committed
+        return MEASURED / self.pair / f"{draft}.json"
+
+    def calibration_subject(self, draft: str) -> dict:
+        """What a calibration is of; for another draft, target or number format it says nothing."""
+        spec = self.config.draft(draft).model_dump()
+        models = {name: self._source(name) for name in self._models_with(draft)}
+        for source in models.values():
+            source.pop("path", None)  # where a checkpoint lies does not change it
+        return {"draft": spec, "head": self._head(draft), "models": models, "dtype": self.config.run.dtype}
+
+    def calibrate_inputs(self, wildcards: Any) -> list[str]:
+        return self._stamps(self._models_with(wildcards.draft))
+
+    def calibrate_values(self, wildcards: Any) -> dict:
+        """Everything a calibration depends on."""
+        config = self.config
+        return {
+            "subject": self.calibration_subject(wildcards.draft),
+            "models": {name: self._source(name) for name in self._models_with(wildcards.draft)},
+            "chat": config.pair_in_force().chat.model_dump(exclude_none=True),
+            "prompts": digest(calibration_slice(config)),
+            "run": {name: getattr(config.run, name) for name in ("device", "threads")},
+        }
 
     @cached_property
     def slice(self) -> list[Prompt]:
@@ -177,9 +252,18 @@ class Plan:
 
     # -- tables, figures, report ------------------------------------------------------------------
     def table_inputs(self, wildcards: Any) -> list[str]:
+        if wildcards.table == "distribution":
+            return [f"results/distribution/{cell.pair}/{cell.name}.json" for cell in distributed(self.config)]
         return [cell.path for cell in cells_for_table(self.config, wildcards.table)]
 
+    def distribution_values(self, wildcards: Any) -> dict:
+        settings = self.config.experiments.verification.distribution
+        return self.decode_values(wildcards) | {"distribution": settings and settings.model_dump(exclude={"shift"})}
+
     def table_values(self, wildcards: Any) -> dict:
+        if wildcards.table == "distribution":
+            settings = self.config.experiments.verification.distribution
+            return {"pair": self.pair, "distribution": settings and settings.model_dump()}
         values: dict = {
             "pair": self.pair,
             "cells": [cell.name for cell in cells_for_table(self.config, wildcards.table)],

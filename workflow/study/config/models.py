@@ -92,6 +92,7 @@ class Pair(Section):
     drafts: Annotated[dict[DraftName, Draft], Field(min_length=1)]
     primary: DraftName
     also: list[DraftName] = []
+    trees: DraftName | None = None
     chat: Chat = Chat()
     extra_prompt_files: list[Text] = []
 
@@ -99,6 +100,11 @@ class Pair(Section):
     def studied(self) -> list[str]:
         """The drafts of the fixed-depth experiment, the primary one first."""
         return list(dict.fromkeys([self.primary, *self.also]))
+
+    @property
+    def tree_draft(self) -> str:
+        """The draft that shapes and verification rules are compared with."""
+        return self.trees or self.primary
 
     @property
     def models(self) -> list[str]:

@@ -1,0 +1,14 @@
+"""Measure one draft on the calibration prompts while holding the machine's lock."""
+
+from job import hold_machine, job
+
+with job(snakemake):  # noqa: F821
+    from workflow.study.columns import write_text
+    from workflow.study.config import load_mapping
+
+    config, draft = load_mapping(snakemake.config), snakemake.wildcards.draft  # noqa: F821
+    lock = hold_machine(f"calibration of {draft}", config.threads())
+    from workflow.study.measuring import calibrate
+
+    known = calibrate(config, draft, snakemake.params.values["subject"])  # noqa: F821
+    write_text(snakemake.output[0], known.text())  # noqa: F821
