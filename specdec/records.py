@@ -28,8 +28,8 @@ class RoundRecord:
     """One round.  `tokens` are the ids it added to the text, already cut at end of text or length.
 
     `requested` is the depth the loop allowed (K, remaining tokens and context considered), `drafted` the nodes that
-    were proposed, `accepted` those kept after the cut; times are seconds.  `confidence` is the draft's (`specdec.tree`),
-    `path` the accepted nodes before the cut.
+    were proposed, `accepted` those kept after the cut; times are seconds.  `confidence` is that of the draft's nodes
+    (`specdec.tree`), `path` the accepted nodes before the cut.
     """
 
     tokens: tuple[int, ...]
@@ -160,8 +160,8 @@ SCHEMA = pa.schema(
         pa.field("first_divergence", pa.int64()),
         pa.field("gap", pa.float64()),
         pa.field("divergence", pa.string()),
-        # rows drawn above temperature 0: minus the log-likelihood the target gives to the text, in nats; and under a lossy
-        # rule, how many of its tokens the target itself would have drawn otherwise
+        # above temperature 0: minus the log-likelihood that the target gives to the text, in nats; and under a lossy rule,
+        # how many of its tokens the target itself would have drawn otherwise
         pa.field("nll", pa.float64()),
         pa.field("differing", pa.float64()),
         # sampling in force

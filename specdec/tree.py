@@ -22,8 +22,8 @@ class Draft:
     """Proposed nodes: `tokens[j]` hangs under node `parents[j]` (-1: the root, the last committed token).
 
     `q` [n, V] holds in row j the law in force when node j was drawn, over the target's ids; None for a point law.
-    `stopped` says why drafting ended.  `confidence` [n] is the draft's own chance that the path to each node is accepted,
-    the product of its probabilities along it; empty where the draft has none.
+    `stopped` says why drafting ended.  `confidence` [n] is the chance that the draft gives to the path to each node,
+    the product of its probabilities along it; empty where it has none.
     """
 
     tokens: tuple[int, ...] = ()

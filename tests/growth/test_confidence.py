@@ -21,9 +21,7 @@ def test_confidence_is_the_product_along_the_path(shape, sampling, vocabulary):
     assert len(draft.confidence) == len(draft) > 0
     for path, confidence in zip(paths_of(draft), draft.confidence, strict=True):
         column = {token: index for index, token in enumerate(vocabulary or range(5))}
-        expected = sum(
-            float(model.after(path[:i]).log_softmax(0)[column[token]]) for i, token in enumerate(path)
-        )
+        expected = sum(float(model.after(path[:i]).log_softmax(0)[column[token]]) for i, token in enumerate(path))
         assert confidence == pytest.approx(math.exp(expected), rel=1e-6)
 
 

@@ -74,9 +74,9 @@ def row_of(config, cell, prompt, arm, rng, warmup=False, slow=1.0, accepted=None
         stop = "length" if i == len(accepted) - 1 else None
         times = float(draft_s[i]), float(target_s[i]), 0.001 * slow
         chances = tuple(float(c) for c in np.cumprod(rng.uniform(0.3, 1.0, drafted[i])))
-        record.rounds.append(
-            records.RoundRecord(ids, cell.k, drafted[i], kept, source, "depth", *times, stop, chances, tuple(range(kept)))
-        )
+        path = tuple(range(kept))
+        new = records.RoundRecord(ids, cell.k, drafted[i], kept, source, "depth", *times, stop, chances, path)
+        record.rounds.append(new)
     return {
         **cell.columns(),
         **record.columns(),

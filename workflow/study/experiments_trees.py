@@ -12,6 +12,7 @@ from workflow.study.config import CHAIN, StudyConfig
 from workflow.study.config.base import MAX_K
 from workflow.study.grid import baseline, cell, draws
 
+
 def trees(config: StudyConfig) -> list[Cell]:
     """Every contender at every node budget."""
     settings, size = config.experiments.trees, config.size.trees
@@ -86,7 +87,7 @@ def example(config: StudyConfig) -> list[Cell]:
 
 
 def lossy(config: StudyConfig) -> list[Cell]:
-    """The lossy rules' cells, each behind the exact rule's of the same shape that it is compared with, and baselines."""
+    """The lossy rules' cells, the exact rules' of the same shape that they are compared with, and the baselines."""
     found = verification(config)
     wanted = [one for one in found if one.policy != "ar" and not legal.VERIFIERS[one.verifier].lossless]
     partners = [exact_partner(found, one) for one in wanted]
@@ -104,7 +105,7 @@ def exact_partner(cells: list[Cell], lossy: Cell) -> Cell | None:
 
 
 def distributed(config: StudyConfig) -> list[Cell]:
-    """The exact rules' cells at the highest temperature and the first seed, behind the baseline they are tested against."""
+    """The baseline and the exact rules that are tested against it, at the highest temperature and the first seed."""
     temperature = max(config.experiments.verification.temperatures)
     found = [one for one in verification(config, [temperature]) if one.seed == config.size.seeds[0]]
     return [one for one in found if legal.VERIFIERS[one.verifier].lossless]

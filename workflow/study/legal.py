@@ -114,9 +114,7 @@ def check(config: StudyConfig, cell: Cell) -> Cell:
         return cell  # a single candidate is independent of its siblings, whatever its law
     if wrong := laws(config, cell) - rule.laws:
         allowed = ", ".join(sorted(rule.laws))
-        _refuse(
-            cell, f"verifier {cell.verifier} is not exact for proposals drawn {min(wrong)}; allowed: {allowed}"
-        )
+        _refuse(cell, f"verifier {cell.verifier} is not exact for proposals drawn {min(wrong)}; allowed: {allowed}")
     return cell
 
 

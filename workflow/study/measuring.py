@@ -1,4 +1,4 @@
-"""Measure what methods need to know beforehand, on the calibration prompts: costs by width, acceptance by rank and depth.
+"""Measure what methods need beforehand, on the calibration prompts: costs by width, acceptance by rank and depth.
 
 The one idea: the baseline's greedy text is written first; a *probe* then drafts that very text through the ordinary
 loop.  Every guess is accepted, so each round shows how the draft ranks the target's token one, two, ... steps ahead of

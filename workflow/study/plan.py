@@ -215,9 +215,9 @@ class Plan:
         """The committed file where the size in force reads such and there is one for this draft as it is configured,
         else the one that is measured."""
         committed = COMMITTED / self.pair / f"{draft}.json"
-        if self.config.size.calibration == "committed" and (self.base / committed).is_file():
-            if Calibration.load(self.base / committed).subject == self.calibration_subject(draft):
-                return committed
+        usable = self.config.size.calibration == "committed" and (self.base / committed).is_file()
+        if usable and Calibration.load(self.base / committed).subject == self.calibration_subject(draft):
+            return committed
         return MEASURED / self.pair / f"{draft}.json"
 
     def calibration_subject(self, draft: str) -> dict:

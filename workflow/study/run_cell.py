@@ -96,7 +96,7 @@ class Bench:
         nodes: int | None = None,
         verifier: Verifier | None = None,
     ) -> Generation:
-        """A generation about to start; without a drafter, the baseline's.  The verifier is the cell's, if not another."""
+        """A generation about to start; without a drafter, the baseline's.  The verifier is the cell's unless given."""
         cell, tokenizer = self.cell, self.target.tokenizer
         request = Request(
             prompt=ids,

@@ -13,8 +13,8 @@ from workflow.study.run_cell import Bench, encode
 
 
 def continuations(config: StudyConfig, cell: Cell) -> dict:
-    """How often each continuation was written.  Every one has a random stream of its own, the cell's name in its key, so
-    that no two samples share a draw.
+    """How often each continuation was written.  Every one has a random stream of its own, keyed by the cell's name too,
+    so that no two samples share a draw.
 
     The prompt is the shortest of the slice: a continuation starts with its prefill.
     """

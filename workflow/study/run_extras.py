@@ -1,4 +1,4 @@
-"""What a cell records beside its rounds, outside every timed section: an example tree, and what a rule did to the text."""
+"""What a cell records beside its rounds, outside timed sections: an example tree, and what a rule did to the text."""
 
 from __future__ import annotations
 

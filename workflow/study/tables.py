@@ -155,10 +155,7 @@ def time_shares(config: StudyConfig, cells: Cells) -> Rows:
 def cells_table(config: StudyConfig, cells: Cells) -> Rows:
     """Everything about every cell, for the appendix."""
     return [
-        decode_row(found, cells)
-        | form(cell)
-        | {"dtype": cell.dtype}
-        | metrics.details(found)
+        decode_row(found, cells) | form(cell) | {"dtype": cell.dtype} | metrics.details(found)
         for cell, found in cells.items()
     ]
 

@@ -1,7 +1,7 @@
-"""Tables of the experiments on trees and verification rules: rows, costs of a round, confidence, and what a lossy rule does.
+"""Tables of trees and verification rules: rows, what a round costs, how far the draft is right, what a lossy rule does.
 
-In every one the draft's shape and its rule stand beside the cell; a gain compares two cells that differ in what its row
-names, each over its own baseline, prompts resampled jointly.
+In every one the draft's shape and its rule stand beside the cell; a gain compares two cells, each over its own baseline,
+prompts resampled jointly.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def ablation(config: StudyConfig, cells: Cells) -> Rows:
 def round_costs(config: StudyConfig, cells: Cells) -> Rows:
     """What a round drafts, expects, gets and costs.
 
-    Expected is the sum of the draft's confidences, what would be accepted if they were right; realised is what was.  Both
-    leave out rounds that were cut, whose verdict is not known to the end.
+    Expected is the sum of the draft's confidences, which would be accepted if they were right; realised is what was.
+    Both leave out rounds that were cut, whose verdict is not known to the end.
     """
     return [identity(cell) | form(cell) | _round_cost(found) for cell, found in cells.items()]
 
@@ -65,12 +65,14 @@ def _round_cost(found: Measured) -> dict:
     whole = metrics.rounds_of(rows, "source") != "cut"
     confidence = metrics.rounds_of(rows, "confidence")[whole]
     accepted, drafted = metrics.rounds_of(rows, "accepted"), metrics.rounds_of(rows, "drafted")
-    known = any(len(one) for one in confidence)
+    expected = [float(np.sum(one)) for one in confidence] if any(len(one) for one in confidence) else []
     steps = baseline["rounds"].sum()
     return {
         "rounds": int(rows["rounds"].sum()),
         "drafted_per_round": metrics.ratio(drafted.sum(), len(drafted)),
-        "expected_length": metrics.ratio(sum(float(np.sum(one)) for one in confidence), len(confidence) if known else 0),
+        "expected_length": metrics.ratio(
+            sum(float(np.sum(one)) for one in confidence), len(confidence) if known else 0
+        ),
         "realised_length": metrics.ratio(accepted[whole].sum(), int(np.sum(whole))),
         **metrics.time_shares(found),
         "ar_step_ms": metrics.ratio(1000 * baseline["decode_s"].sum(), steps),
@@ -112,13 +114,18 @@ def example_tree(config: StudyConfig, cells: Cells) -> Rows:
         example: Mapping = found.metadata.get("example") or {"nodes": []}
         shared = identity(cell) | form(cell) | {"prompt_id": example.get("prompt_id"), "round": example.get("round")}
         for number, node in enumerate(example["nodes"]):
-            values = {name: node[name] for name in ("parent", "confidence", "accepted")}
+            values = {name: node[name] for name in ("confidence", "accepted")} | {"parent": _parent(node["parent"])}
             rows.append(shared | values | {"node": number, "text": json.dumps(node["text"])})
         if example["nodes"]:
             last = max((n for n, node in enumerate(example["nodes"]) if node["accepted"]), default=-1)
-            values = {"node": len(example["nodes"]), "parent": last, "confidence": None, "accepted": False}
+            values = {"node": len(example["nodes"]), "parent": _parent(last), "confidence": None, "accepted": False}
             rows.append(shared | values | {"text": json.dumps(example["next"])})
     return rows
+
+
+def _parent(node: int) -> int | None:
+    """Empty for the root, which is no node of the draft."""
+    return None if node < 0 else node
 
 
 def lossy(config: StudyConfig, cells: Cells) -> Rows:

@@ -1,8 +1,8 @@
 """Do two samples of continuations come from one law?  A chi-squared test of homogeneity, with its power.
 
-Continuations that are rare in both samples together are put into one group, so that every group is expected to hold enough
-for the test.  The power says what a test that finds nothing is worth: the chance that it would have found a rule that goes
-wrong in a share `shift` of its continuations, there writing the most frequent one whatever the target wants.
+Continuations that are rare in both samples together are put into one group, so that every group is expected to hold
+enough for the test.  The power says what a test that finds nothing is worth: the chance that it would have found a rule
+that goes wrong in a share `shift` of its continuations, there writing the most frequent one whatever the target wants.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def compare(first: Counts, second: Counts, shift: float) -> dict:
 
 
 def grouped(first: Counts, second: Counts) -> np.ndarray:
-    """[2, groups] counts: continuations expected often enough in both samples, the most frequent first, and the rest."""
+    """[2, groups] counts: continuations expected often enough in both samples, most frequent first, and the rest."""
     names = sorted(set(first) | set(second), key=lambda name: (-(first.get(name, 0) + second.get(name, 0)), name))
     table = np.array([[sample.get(name, 0) for name in names] for sample in (first, second)], dtype=float)
     sizes = table.sum(axis=1)

@@ -13,9 +13,7 @@ from pydantic_core import PydanticCustomError
 from workflow.study.config.base import Count, Depth, Flag, Probability, Section, Temperature, says
 
 CHAIN = "chain"
-Verifier = Literal[
-    "greedy", "rejection", "sample_and_match", "recursive", "spectr", "block", "traversal", "typical"
-]
+Verifier = Literal["greedy", "rejection", "sample_and_match", "recursive", "spectr", "block", "traversal", "typical"]
 
 MAX_NODES = 512
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES), says(f"a number of nodes is an integer from 1 to {MAX_NODES}")]

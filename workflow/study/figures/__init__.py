@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdec.errors import UserError, unknown
 from workflow.study.columns import COLUMNS, write_text
-from workflow.study.figures import curves, policies, style
+from workflow.study.figures import curves, policies, style, trees
 from workflow.study.plan import FIGURES as NEEDED
 
 Frames = dict[str, pd.DataFrame]
@@ -30,6 +30,10 @@ FIGURES: dict[str, Callable[[Frames], plt.Figure]] = {
     "acceptance_by_position": curves.acceptance_by_position,
     "speedup_by_acceptance": policies.speedup_by_acceptance,
     "time_shares": policies.time_shares,
+    "speedup_by_nodes": trees.speedup_by_nodes,
+    "expected_length": trees.expected_length,
+    "confidence": trees.confidence,
+    "example_tree": trees.example_tree,
 }
 
 
