@@ -24,14 +24,15 @@ plan = Plan.of(config, workflow.basedir)
 
 wildcard_constraints:
     model=plan.model_pattern,
-    draft=plan.trained_pattern,
     cell=plan.cell_pattern,
+    draft=plan.draft_pattern,
     table="|".join(plan.tables),
     figure="|".join(plan.all_figures),
 
 
 include: "workflow/rules/models.smk"
 include: "workflow/rules/drafts.smk"
+include: "workflow/rules/calibrate.smk"
 include: "workflow/rules/decode.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/measure.smk"

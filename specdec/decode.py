@@ -142,6 +142,8 @@ class Generation:
             target_s=target_s,
             other_s=max(0.0, clock.now() - begin - draft_s - target_s),
             stop_reason=reason,
+            confidence=draft.confidence,
+            path=verdict.path,
         )
 
     def _score(self, root: int, draft: Draft, base: int) -> Output:

@@ -28,7 +28,8 @@ class RoundRecord:
     """One round.  `tokens` are the ids it added to the text, already cut at end of text or length.
 
     `requested` is the depth the loop allowed (K, remaining tokens and context considered), `drafted` the nodes that
-    were proposed, `accepted` those kept after the cut; times are seconds.
+    were proposed, `accepted` those kept after the cut; times are seconds.  `confidence` is that of the draft's nodes
+    (`specdec.tree`), `path` the accepted nodes before the cut.
     """
 
     tokens: tuple[int, ...]
@@ -41,6 +42,8 @@ class RoundRecord:
     target_s: float
     other_s: float
     stop_reason: str | None = None
+    confidence: tuple[float, ...] = ()
+    path: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -86,6 +89,7 @@ class GenerationRecord:
             "tokens": len(self.output_ids),
             "rounds": len(self.rounds),
             **{name: [getattr(r, name) for r in self.rounds] for name in ROUND_COLUMNS},
+            **{name: [list(getattr(r, name)) for r in self.rounds] for name in NODE_COLUMNS},
             "prefill_target_s": self.prefill_target_s,
             "prefill_draft_s": self.prefill_draft_s,
             "decode_s": self.decode_s,
@@ -96,6 +100,8 @@ class GenerationRecord:
 
 
 ROUND_COLUMNS = ("requested", "drafted", "accepted", "source", "stopped", "draft_s", "target_s", "other_s")
+NODE_COLUMNS = ("confidence", "path")
+"""A list a round."""
 
 _INTS, _TEXTS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.string()), pa.list_(pa.float64())
 
@@ -136,6 +142,9 @@ SCHEMA = pa.schema(
         pa.field("draft_s", _FLOATS, nullable=False),
         pa.field("target_s", _FLOATS, nullable=False),
         pa.field("other_s", _FLOATS, nullable=False),
+        # one list a round: the chance that the draft gives each node, and the nodes accepted
+        pa.field("confidence", pa.list_(pa.list_(pa.float32())), nullable=False),
+        pa.field("path", pa.list_(_INTS), nullable=False),
         # times in seconds, sizes in bytes
         pa.field("prefill_target_s", pa.float64(), nullable=False),
         pa.field("prefill_draft_s", pa.float64(), nullable=False),
@@ -152,6 +161,10 @@ SCHEMA = pa.schema(
         pa.field("first_divergence", pa.int64()),
         pa.field("gap", pa.float64()),
         pa.field("divergence", pa.string()),
+        # above temperature 0: minus the log-likelihood that the target gives to the text, in nats; and under a lossy rule,
+        # how many of its tokens the target itself would have drawn otherwise
+        pa.field("nll", pa.float64()),
+        pa.field("differing", pa.float64()),
         # sampling in force
         pa.field("top_k", pa.int64()),
         pa.field("top_p", pa.float64()),

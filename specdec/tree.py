@@ -22,7 +22,8 @@ class Draft:
     """Proposed nodes: `tokens[j]` hangs under node `parents[j]` (-1: the root, the last committed token).
 
     `q` [n, V] holds in row j the law in force when node j was drawn, over the target's ids; None for a point law.
-    `stopped` says why drafting ended.
+    `stopped` says why drafting ended.  `confidence` [n] is the chance that the draft gives to the path to each node,
+    the product of its probabilities along it; empty where it has none.
     """
 
     tokens: tuple[int, ...] = ()
@@ -30,6 +31,7 @@ class Draft:
     law: str = POINT
     q: Tensor | None = None
     stopped: str = "none"
+    confidence: tuple[float, ...] = ()
     depths: tuple[int, ...] = field(init=False)
 
     def __post_init__(self):
@@ -41,6 +43,8 @@ class Draft:
         object.__setattr__(self, "depths", tuple(depths))
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        if self.confidence and len(self.confidence) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.confidence)} confidences")
         if self.law not in LAWS:
             raise ValueError(f"law {self.law!r} is none of {LAWS}")
         if (self.law == POINT) != (self.q is None) and self.tokens:
@@ -49,8 +53,16 @@ class Draft:
             raise ValueError("equal siblings: a point law merges them, drawing without replacement cannot make them")
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], law: str = POINT, q: Tensor | None = None, stopped: str = "none") -> Draft:
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), law if tokens else POINT, q, stopped)
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        law: str = POINT,
+        q: Tensor | None = None,
+        stopped: str = "none",
+        confidence: Sequence[float] = (),
+    ) -> Draft:
+        parents = tuple(range(-1, len(tokens) - 1))
+        return cls(tuple(tokens), parents, law if tokens else POINT, q, stopped, tuple(confidence))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdec.growth.depth import DepthRule
+from specdec.growth.depth import DepthRule, wide
 from specdec.growth.grower import Grower
 from specdec.tree import POINT, ROOT, WITHOUT_REPLACEMENT, Draft
 
@@ -38,12 +38,13 @@ class Chain(Grower):
     def grow(self, depth: int, nodes: int) -> Draft:
         tokens: list[int] = []
         rows: list[Tensor] = []
+        chances: list[Tensor] = []
         logits = self.model.root()[0]
         while True:
             if not self.rule.before(len(tokens), logits):
                 stopped = self.rule.name
                 break
-            tokens.append(self._draw(logits, rows))
+            tokens.append(self._draw(logits, rows, chances))
             if len(tokens) == min(depth, nodes):
                 stopped = self._edge if depth <= nodes else "nodes"
                 break
@@ -55,9 +56,10 @@ class Chain(Grower):
                 break
             logits = self.model.step([tokens[-1]], [len(tokens) - 2 if len(tokens) > 1 else ROOT])[0]
         self._last = tuple(tokens)
+        confidence = torch.stack(chances).cumprod(0).tolist() if chances else ()
         if rows:
-            return Draft.chain(tokens, WITHOUT_REPLACEMENT, torch.stack(rows), stopped)
-        return Draft.chain(tokens, POINT, None, stopped)
+            return Draft.chain(tokens, WITHOUT_REPLACEMENT, torch.stack(rows), stopped, confidence)
+        return Draft.chain(tokens, POINT, None, stopped, confidence)
 
     def learn(self, tokens: Sequence[int]) -> None:
         accepted = 0
@@ -70,9 +72,16 @@ class Chain(Grower):
     def skip(self, tokens: Sequence[int]) -> None:
         self.rule.read(tokens)
 
-    def _draw(self, logits: Tensor, rows: list[Tensor]) -> int:
-        """One token, as a target id; its law goes into `rows` unless the draft is greedy."""
+    def _draw(self, logits: Tensor, rows: list[Tensor], chances: list[Tensor]) -> int:
+        """One token, as a target id; its law goes into `rows` unless the draft is greedy, its probability to `chances`.
+
+        Of a greedy draft that is the raw softmax's at temperature 1; it stays a tensor, so that a GPU need not wait.
+        """
         if self._sampling.greedy:
+            z = wide(logits)
+            chances.append((z.amax() - z.logsumexp(0)).exp())
             return self._largest(logits)
         rows.append(self._law(logits))
-        return self._stream.draw(rows[-1])
+        token = self._stream.draw(rows[-1])
+        chances.append(rows[-1][token])
+        return token

@@ -6,6 +6,7 @@ them were fed to the model and under which row, and the choice of the best conne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -151,7 +152,8 @@ class GrowingTree:
             tuple(self.tokens[node] for node in nodes),
             tuple(number[self.parents[node]] for node in nodes),
         )
-        return Draft(tokens, parents, law, q, stopped)
+        confidence = tuple(math.exp(self.scores[node]) for node in nodes)
+        return Draft(tokens, parents, law, q, stopped, confidence)
 
 
 def top_columns(z: Tensor, count: int) -> Tensor:

@@ -9,6 +9,7 @@ rows is then exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,12 @@ class SampledTree(StaticTree):
             return super()._children(tree, logits, counts)
         return [self._draws(self._law(row), count) for row, count in zip(logits, counts, strict=True)]
 
-    def _draws(self, q: Tensor, count: int) -> list[tuple[int, Tensor]]:
-        """`count` draws with the law in force at each; fewer when no mass is left."""
-        draws = []
+    def _draws(self, law: Tensor, count: int) -> list[tuple[int, Tensor, float]]:
+        """`count` draws, each with the law in force and its log-probability in `law`; fewer when no mass is left."""
+        draws, q = [], law
         for _ in range(count):
             token = self._stream.draw(q)
-            draws.append((token, q))
+            draws.append((token, q, math.log(float(law[token]))))
             if not self.replacement:
                 q = q.clone()
                 q[token] = 0.0
@@ -67,9 +68,9 @@ class SampledTree(StaticTree):
     def _add(self, tree: GrowingTree, choice: tuple, parent: int) -> int:
         if self._sampling.greedy:
             return super()._add(tree, choice, parent)
-        token, q = choice
+        token, q, confidence = choice
         self._q.append(q)
-        return tree.add(token, parent)
+        return tree.add(token, parent, confidence)
 
     def _draft(self, tree: GrowingTree, stopped: str) -> Draft:
         if not self._q:

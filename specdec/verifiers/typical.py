@@ -14,12 +14,13 @@ greedy walk.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specdec.sampling import Stream
-from specdec.tree import ROOT, Draft
+from specdec.tree import POINT, ROOT, Draft
 from specdec.verifiers.base import TargetRows, Verdict, Verifier
 
 EPSILON, DELTA = 0.09, 0.3
@@ -46,6 +47,26 @@ class Typical(Verifier):
         last = path[-1] if path else ROOT
         source = "correction" if draft.children(last) else "bonus"
         return Verdict(path, stream.draw(rows.law(last + 1)), source)
+
+
+def distance(draft: Draft, rows: TargetRows, path: Sequence[int]) -> float:
+    """How many of the tokens that a chain's round emits the target itself would have drawn otherwise, expected.
+
+    Where a token of law q was tested, the rule emits e = q on the typical tokens, and p with what is left.  The distance
+    of e and p in total variation is the chance that draws from the two differ, coupled as closely as they can be.  Summed over the tokens tested in this round: those on `path` and the one it ends before.  What follows a draft
+    that was accepted whole is drawn from p.
+    """
+    if not draft.is_chain:
+        raise ValueError("the distance is that of a chain: siblings compete, which it does not account for")
+    total = 0.0
+    for i in range(min(len(path) + 1, len(draft))):
+        p = rows.law(i)
+        q = torch.zeros_like(p) if draft.law == POINT else draft.q[i].to(p.dtype, copy=True)
+        if draft.law == POINT:
+            q[draft.tokens[i]] = 1.0
+        q[p <= threshold(p)] = 0.0
+        total += float((q + (1 - q.sum()) * p - p).clamp(min=0).sum())
+    return total
 
 
 def threshold(p: Tensor) -> float:

@@ -13,6 +13,18 @@ from workflow.study.cells import PROJECT, Cell
 from workflow.study.config import StudyConfig
 from workflow.study.prompts import Prompt, evaluation_slice
 
+EXAMPLE = {
+    "prompt_id": "0",
+    "round": 3,
+    "next": " sat",
+    "nodes": [
+        {"token": 5, "text": " the", "parent": -1, "confidence": 0.6, "accepted": True},
+        {"token": 6, "text": " a", "parent": -1, "confidence": 0.3, "accepted": False},
+        {"token": 7, "text": " 猫\n", "parent": 0, "confidence": 0.4, "accepted": True},
+        {"token": 8, "text": "3", "parent": 0, "confidence": 0.1, "accepted": False},
+    ],
+}
+
 STEP = 0.02
 ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "eagle3": 0.6, "eagle1": 0.5}
 COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "eagle3": 0.08, "eagle1": 0.12}
@@ -23,7 +35,8 @@ def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt
     prompts = prompts or [Prompt(str(i), f"category {i % 3}", ("text",)) for i in range(12)]
     path = Path(root) / cell.path
     rows = [row | changes for row in rows_of(config, cell, prompts)]
-    records.write(path, rows, {"hardware": {"processor": "synthetic"}, "environment": {"python": "3.11"}})
+    metadata = {"hardware": {"processor": "synthetic"}, "environment": {"python": "3.11"}}
+    records.write(path, rows, metadata | {"example": EXAMPLE if cell.shape != "chain" else None})
     return path
 
 
@@ -114,7 +127,10 @@ def row_of(config, cell, prompt, arm, rng, warmup=False, slow=1.0, accepted=None
         source = "bonus" if kept == drafted[i] else "correction"
         stop = "length" if i == len(accepted) - 1 else None
         times = float(draft_s[i]), float(target_s[i]), 0.001 * slow
-        record.rounds.append(records.RoundRecord(ids, cell.k, drafted[i], kept, source, "depth", *times, stop))
+        chances = tuple(float(c) for c in np.cumprod(rng.uniform(0.3, 1.0, drafted[i])))
+        path = tuple(range(kept))
+        new = records.RoundRecord(ids, cell.k, drafted[i], kept, source, "depth", *times, stop, chances, path)
+        record.rounds.append(new)
     return {
         **cell.columns(),
         **record.columns(),
@@ -134,6 +150,8 @@ def row_of(config, cell, prompt, arm, rng, warmup=False, slow=1.0, accepted=None
         "first_divergence": None,
         "gap": None,
         "divergence": None,
+        "nll": None if cell.temperature == 0 else 2.0 * tokens * rng.lognormal(0, 0.1),
+        "differing": 0.2 * tokens if cell.verifier == "typical" and arm == "speculative" else None,
         "top_k": config.sampling.top_k,
         "top_p": config.sampling.top_p,
         "draft_temperature": cell.temperature,

@@ -45,9 +45,14 @@ def project(tmp_path_factory) -> Path:
     config["experiments"]["fixed_k"]["k"] = [3]
     config["experiments"]["dynamic_k"] |= {"k": 3, "rules": ["margin", "history"], "thresholds": {"margin": [0.5]}}
     config["experiments"]["losslessness"]["dtypes"] = []
-    config["studies"]["default"] |= {"per_category": None, "max_new_tokens": TOKENS}
+    config["experiments"]["trees"] |= {"k": 3, "deepest": 3, "nodes": [4]}
+    config["experiments"]["verification"] |= {"k": 3, "nodes": 4}
+    config["experiments"]["verification"]["rules"] = {"chain": ["rejection", "typical"], "sampled": ["traversal"]}
+    config["experiments"]["ablation"] |= {"k": 3, "deepest": 3, "nodes": 4}
+    config["studies"]["default"] |= {"per_category": None, "max_new_tokens": TOKENS, "rules": None}
+    config["studies"]["default"]["trees"] = {"contenders": ["opt_tree", "sequoia"], "nodes": None}
     config["calibration"] = {}
-    config["prompts"]["calibration_per_category"] = 0
+    config["prompts"]["calibration_per_category"] = 2
     questions = [{"question_id": i, "category": "letters", "turns": [f"say {word}"]} for i, word in enumerate(WORDS)]
     (project / "few.jsonl").write_text("\n".join(map(json.dumps, questions)), "utf-8")
     (project / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
@@ -65,11 +70,11 @@ def test_the_report_is_there_and_speaks_of_the_pair(project):
 
 def test_every_cell_holds_both_arms_of_every_prompt_at_full_length(project):
     cells = sorted((project / "results" / "cells" / "qwen3").glob("*.parquet"))
-    assert len(cells) == 6
+    assert len(cells) == 16
     for cell in cells:
         table, metadata = read(cell)
         rows = table.to_pandas()
-        assert set(rows.arm) == {"ar", "speculative"} and rows.prompt_id.nunique() == len(WORDS)
+        assert set(rows.arm) == {"ar", "speculative"} and rows.prompt_id.nunique() == len(WORDS) - 2
         assert (rows.tokens <= TOKENS).all() and (rows.output_ids.map(len) == rows.tokens).all()
         assert (rows.drafted.map(sum) >= rows.accepted.map(sum)).all()
         assert set(metadata) >= {"hardware", "environment", "model", "code"}

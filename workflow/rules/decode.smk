@@ -3,7 +3,7 @@
 
 rule decode:
     input:
-        plan.decode_inputs,
+        unpack(plan.decode_inputs),
     output:
         f"results/cells/{plan.pair}/{{cell}}.parquet",
     log:
@@ -25,3 +25,28 @@ rule decode:
         "decoding {wildcards.cell}"
     script:
         "../scripts/decode.py"
+
+
+# Only where the configuration asks for it: many short continuations of one prompt under one rule, for a test of two
+# samples. Nothing of it is timed, but it loads the same models.
+rule distribution:
+    input:
+        unpack(plan.decode_inputs),
+    output:
+        f"results/distribution/{plan.pair}/{{cell}}.json",
+    log:
+        f"logs/distribution/{plan.pair}/{{cell}}.log",
+    conda:
+        "../../env/conda.yaml"
+    threads: 1024
+    resources:
+        timing_slot=1,
+        mem_mb=8000,
+        runtime=600,
+    params:
+        values=plan.distribution_values,
+        code=plan.code("decode"),
+    message:
+        "continuations of {wildcards.cell}"
+    script:
+        "../scripts/distribution.py"

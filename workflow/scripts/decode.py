@@ -15,4 +15,5 @@ with job(snakemake):  # noqa: F821
     lock = alone(config, cell.name)
     from workflow.study.run_cell import run_cell
 
-    run_cell(config=config, cell=cell, output=Path(snakemake.output[0]))  # noqa: F821
+    known = snakemake.input.get("calibration")  # noqa: F821
+    run_cell(config=config, cell=cell, output=Path(snakemake.output[0]), calibration=known and Path(known))  # noqa: F821

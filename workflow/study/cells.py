@@ -17,7 +17,7 @@ from specdec.errors import UserError, unknown
 from workflow.study.config import MAX_K
 from workflow.study.config.experiments import THRESHOLD_RULES
 
-POLICIES = ("ar", "fixed", "max_prob", "margin", "entropy", "history")
+POLICIES = ("ar", "fixed", "history", "cost", "ddd", *THRESHOLD_RULES)
 CELLS_FOLDER = "results/cells"
 LONGEST_PATH = 180
 
@@ -44,8 +44,11 @@ _PARSE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One point of the study.  `threshold` is None for policies without one; `nodes` None means K, `verifier` None the
-    usual one: `greedy` at temperature 0, `rejection` above."""
+    """One point of the study.  `threshold` is None for policies that take none, or a measured one (`cost`, `ddd`); `nodes`
+    None means K, `verifier` None the usual one: `greedy` at temperature 0, `rejection` above.
+
+    What goes together says `legal`, which knows the configuration.
+    """
 
     pair: str
     draft: str

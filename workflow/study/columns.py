@@ -18,7 +18,7 @@ from specdec import records
 from specdec.errors import UserError
 from workflow.study.measure_columns import MEASURED_COLUMNS
 
-_NAME, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
+_NAME, _INT, _REAL, _FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 CELL = {
     "pair": _NAME,
@@ -59,6 +59,20 @@ DROPPED = (
 
 SIMULATED = {"tokens_per_round": _REAL, **{f"acceptance_at_{place}": _REAL for place in range(1, 5)}}
 """How a head guesses held-out text at K = 4: it drafts from every position against what the target wrote."""
+FORM = {"shape": _NAME, "nodes": _INT, "verifier": _NAME}
+"""What a draft looks like, and which rule verifies it."""
+
+TREE = {**DECODE, **FORM, "lossless": _FLAG}
+
+SHARES = {
+    "draft_share": _REAL,
+    "target_share": _REAL,
+    "other_share": _REAL,
+    "prefill_share": _REAL,
+    "draft_ms_per_round": _REAL,
+    "target_ms_per_round": _REAL,
+    "other_ms_per_round": _REAL,
+}
 
 COLUMNS: dict[str, dict[str, pa.DataType]] = {
     "fixed_k": DECODE,
@@ -137,6 +151,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "gap": _REAL,
         "near_ties": _INT,
         "real_mismatches": _INT,
+        **FORM,
     },
     "best_k": {
         "pair": _NAME,
@@ -155,22 +170,10 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "unconditional": _REAL,
         "conditional": _REAL,
     },
-    "time_shares": {
-        **CELL,
-        "draft_share": _REAL,
-        "target_share": _REAL,
-        "other_share": _REAL,
-        "prefill_share": _REAL,
-        "draft_ms_per_round": _REAL,
-        "target_ms_per_round": _REAL,
-        "other_ms_per_round": _REAL,
-        "cost_ratio": _REAL,
-    },
+    "time_shares": {**CELL, **SHARES, "cost_ratio": _REAL},
     "cells": {
         **CELL,
-        "shape": _NAME,
-        "nodes": _INT,
-        "verifier": _NAME,
+        **FORM,
         "dtype": _NAME,
         "prompt_set": _NAME,
         **{name: kind for name, kind in DECODE.items() if name not in CELL},
@@ -194,6 +197,77 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "environment_id": _NAME,
         "model_id": _NAME,
         "code_id": _NAME,
+    },
+    "trees": TREE,
+    "verification": TREE,
+    "ablation": {
+        **TREE,
+        "improvement": _NAME,
+        "over": _NAME,
+        "gain": _REAL,
+        "gain_low": _REAL,
+        "gain_high": _REAL,
+    },
+    "round_costs": {
+        **CELL,
+        **FORM,
+        "rounds": _INT,
+        "drafted_per_round": _REAL,
+        "expected_length": _REAL,
+        "realised_length": _REAL,
+        **SHARES,
+        "ar_step_ms": _REAL,
+    },
+    "confidence": {
+        **CELL,
+        **FORM,
+        "low": _REAL,
+        "high": _REAL,
+        "guesses": _INT,
+        "kept": _INT,
+        "mean_confidence": _REAL,
+        "share_kept": _REAL,
+    },
+    "example_tree": {
+        **CELL,
+        **FORM,
+        "prompt_id": _NAME,
+        "round": _INT,
+        "node": _INT,
+        "parent": _INT,
+        "text": _NAME,
+        "confidence": _REAL,
+        "accepted": _FLAG,
+    },
+    "lossy": {
+        **CELL,
+        **FORM,
+        "exact_verifier": _NAME,
+        "prompts": _INT,
+        "tokens": _INT,
+        "perplexity": _REAL,
+        "exact_perplexity": _REAL,
+        "ar_perplexity": _REAL,
+        "perplexity_ratio": _REAL,
+        "perplexity_ratio_low": _REAL,
+        "perplexity_ratio_high": _REAL,
+        "differing_share": _REAL,
+        "gain": _REAL,
+        "gain_low": _REAL,
+        "gain_high": _REAL,
+    },
+    "distribution": {
+        **CELL,
+        **FORM,
+        "prompt_id": _NAME,
+        "continuations": _INT,
+        "tokens": _INT,
+        "groups": _INT,
+        "statistic": _REAL,
+        "p_value": _REAL,
+        "p_holm": _REAL,
+        "shift": _REAL,
+        "power": _REAL,
     },
 }
 

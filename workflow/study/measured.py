@@ -7,8 +7,8 @@ fell into a loop (which flatters every draft) and greedy rows of unequal length 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class Measured:
     kept: np.ndarray
     looped: np.ndarray
     unequal: np.ndarray
+    metadata: Mapping = field(default_factory=dict)
 
     @property
     def headline(self) -> pd.DataFrame:
@@ -72,11 +73,11 @@ class Measured:
 
 def load(path: str | Path) -> Measured:
     """Read one cell's file and check it; raises `UserError` where no honest ratio can be formed from it."""
-    table, _ = records.read(path)
-    return measured(table.to_pandas(), Cell.from_path(path), str(path))
+    table, metadata = records.read(path)
+    return measured(table.to_pandas(), Cell.from_path(path), str(path), metadata)
 
 
-def measured(frame: pd.DataFrame, cell: Cell, where: str) -> Measured:
+def measured(frame: pd.DataFrame, cell: Cell, where: str, metadata: Mapping | None = None) -> Measured:
     """Check and pair the rows of one cell; `where` names them in errors."""
     for column in ("pair", "draft", "policy", "k"):
         if len(frame) and set(frame[column]) != {getattr(cell, column)}:
@@ -101,7 +102,8 @@ def measured(frame: pd.DataFrame, cell: Cell, where: str) -> Measured:
     if cell.temperature > 0:
         unequal[:] = False  # drawn texts may differ in length; timing then runs to a fixed one
     empty = ((baseline["tokens"] == 0) | (speculative["tokens"] == 0)).to_numpy()
-    return Measured(cell, baseline, speculative, ~(looped | unequal | empty), looped, unequal)
+    kept = ~(looped | unequal | empty)
+    return Measured(cell, baseline, speculative, kept, looped, unequal, metadata or {})
 
 
 def same_machine(first: Measured, second: Measured) -> None:

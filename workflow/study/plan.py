@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UserError
+from workflow.study import legal
+from workflow.study.calibration import COMMITTED, MEASURED, Calibration
 from workflow.study.cells import CELLS_FOLDER, PATTERN, PROJECT, Cell
 from workflow.study.code_hash import code_hash
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
 from workflow.study.config.heads import RECORD
-from workflow.study.experiments import TABLES, cells_for_table
+from workflow.study.experiments import TABLES, all_cells, cells_for_table
+from workflow.study.experiments_trees import distributed
 from workflow.study.plan_drafts import DraftPlan
 from workflow.study.plan_measure import MEASURE_CODE, MEASURE_FIGURES, MeasurePlan
-from workflow.study.prompts import Prompt, digest, evaluation_slice, own_kind_file
+from workflow.study.prompts import Prompt, calibration_slice, digest, evaluation_slice, own_kind_file
 
 STAMP = "specdec.json"
 
@@ -39,6 +42,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "drafts_by_position": ("drafts",),
     "drafts_by_cost": ("drafts",),
     "training_curves": ("training_curves",),
+    "speedup_by_nodes": ("trees",),
+    "expected_length": ("round_costs",),
+    "confidence": ("confidence",),
+    "example_tree": ("example_tree",),
     **MEASURE_FIGURES,
 }
 """Every figure with the tables it reads."""
@@ -49,10 +56,18 @@ CODE = {
         *(f"specdec/measure/{name}.py" for name in ("audit", "clock", "fingerprint")),
         "specdec/*.py",
         "workflow/study/run_*.py",
+        "workflow/study/calibration.py",
+    ),
+    "calibrate": (
+        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "measure", "models")),
+        "specdec/*.py",
+        *(f"workflow/study/{name}.py" for name in ("measuring", "calibration")),
+    ),
+    "table": (
+        *(f"workflow/study/{name}.py" for name in ("tables*", "columns", "measured", "metrics", "statistics")),
+        *(f"workflow/study/{name}.py" for name in ("experiments*", "two_samples")),
     ),
     "train": ("specdec/training/*.py", "specdec/models/eagle*.py", "workflow/study/heads.py"),
-    "table": tuple(f"workflow/study/{name}.py" for name in ("tables", "columns", "measured", "metrics", "statistics"))
-    + ("workflow/study/tables_*.py",),
     "figure": ("workflow/study/figures/*.py", "workflow/study/values_drafts.py"),
     "report": (
         "report_templates/**/*",
@@ -79,7 +94,9 @@ class Plan(DraftPlan, MeasurePlan):
         """The plan, or one line on the terminal and exit code 1."""
         try:
             plan = cls(config, base)
-            plan.prompts  # noqa: B018 -- a missing or broken file of prompts should show here, before any job
+            # a missing or broken file of prompts, and parts that do not go together, should show here, before any job
+            plan.prompts  # noqa: B018
+            all_cells(plan.config)
         except UserError as error:
             sys.exit(f"error: {error}")
         return plan
@@ -95,11 +112,16 @@ class Plan(DraftPlan, MeasurePlan):
 
     @property
     def tables(self) -> list[str]:
-        return list(TABLES)
+        asked_for = self.config.experiments.verification.distribution is not None
+        return [*TABLES, "distribution"] if asked_for else list(TABLES)
 
     @property
     def figures(self) -> list[str]:
         return self.planned(FIGURES)
+
+    @property
+    def draft_pattern(self) -> str:
+        return "|".join(re.escape(name) for name in self.config.pair_in_force().drafts)
 
     @property
     def model_pattern(self) -> str:
@@ -119,8 +141,11 @@ class Plan(DraftPlan, MeasurePlan):
         return self.config.model(name).model_dump(exclude_none=True)
 
     def _models_of(self, cell: Cell) -> list[str]:
+        return self._models_with(cell.draft)
+
+    def _models_with(self, draft: str) -> list[str]:
         names = [self.config.pair_in_force().target]
-        if cell.draft != "none" and isinstance(spec := self.config.draft(cell.draft), LanguageModelDraft):
+        if draft != "none" and isinstance(spec := self.config.draft(draft), LanguageModelDraft):
             names.append(spec.model)
         return names
 
@@ -158,15 +183,19 @@ class Plan(DraftPlan, MeasurePlan):
 
     # -- cells ------------------------------------------------------------------------------------
     def cell(self, wildcards: Any) -> Cell:
-        return Cell.from_name(self.pair, wildcards.cell)
+        return legal.check(self.config, Cell.from_name(self.pair, wildcards.cell))
 
-    def decode_inputs(self, wildcards: Any) -> list[str]:
-        """The models, heads and prompts a cell needs, where the workflow makes them."""
+    def decode_inputs(self, wildcards: Any) -> dict:
+        """What a cell needs where the workflow makes it: models, head and prompts; and its draft's calibration."""
         cell = self.cell(wildcards)
-        inputs = [stamp for name in self._models_of(cell) for stamp in self.stamp(name)]
+        needed: dict = {"made": [stamp for name in self._models_of(cell) for stamp in self.stamp(name)]}
         if cell.draft != "none" and self.config.trained_here(cell.draft):
-            inputs.append(f"{self.config.head_path(cell.draft).as_posix()}/{RECORD}")
-        return inputs if cell.prompt_set == PROJECT else [*inputs, own_kind_file(self.config).as_posix()]
+            needed["made"].append(f"{self.config.head_path(cell.draft).as_posix()}/{RECORD}")
+        if cell.prompt_set != PROJECT:
+            needed["made"].append(own_kind_file(self.config).as_posix())
+        if legal.needs_calibration(self.config, cell):
+            needed["calibration"] = self.calibration_file(cell.draft).as_posix()
+        return needed
 
     def stamp(self, model: str) -> list[str]:
         """What says that a model is there, where the workflow makes it."""
@@ -186,9 +215,50 @@ class Plan(DraftPlan, MeasurePlan):
         }
         if cell.draft != "none" and isinstance(config.draft(cell.draft), EagleDraft):
             values["head"] = self.head_in_force(cell.draft)
+        if cell.shape in config.shapes:
+            values["shape"] = config.shapes[cell.shape].model_dump(exclude_none=True)
         if cell.temperature > 0:
             values["sampling"] = config.sampling.model_dump()
         return values
+
+    def _head(self, draft: str) -> str | None:
+        """A hash of a trained head's files; None for other drafts."""
+        spec = None if draft == "none" else self.config.draft(draft)
+        if not isinstance(spec, EagleDraft):
+            return None
+        return code_hash(Path(spec.head), ("config.json", "*.safetensors", "*.bin"))
+
+    # -- calibration ------------------------------------------------------------------------------
+    def calibration_file(self, draft: str) -> Path:
+        """The committed file where the size in force reads such and there is one for this draft as it is configured,
+        else the one that is measured."""
+        committed = COMMITTED / self.pair / f"{draft}.json"
+        usable = self.config.size.calibration == "committed" and (self.base / committed).is_file()
+        if usable and Calibration.load(self.base / committed).subject == self.calibration_subject(draft):
+            return committed
+        return MEASURED / self.pair / f"{draft}.json"
+
+    def calibration_subject(self, draft: str) -> dict:
+        """What a calibration is of; for another draft, target or number format it says nothing."""
+        spec = self.config.draft(draft).model_dump()
+        models = {name: self._source(name) for name in self._models_with(draft)}
+        for source in models.values():
+            source.pop("path", None)  # where a checkpoint lies does not change it
+        return {"draft": spec, "head": self._head(draft), "models": models, "dtype": self.config.run.dtype}
+
+    def calibrate_inputs(self, wildcards: Any) -> list[str]:
+        return self._stamps(self._models_with(wildcards.draft))
+
+    def calibrate_values(self, wildcards: Any) -> dict:
+        """Everything a calibration depends on."""
+        config = self.config
+        return {
+            "subject": self.calibration_subject(wildcards.draft),
+            "models": {name: self._source(name) for name in self._models_with(wildcards.draft)},
+            "chat": config.pair_in_force().chat.model_dump(exclude_none=True),
+            "prompts": digest(calibration_slice(config)),
+            "run": {name: getattr(config.run, name) for name in ("device", "threads")},
+        }
 
     @cached_property
     def slice(self) -> list[Prompt]:
@@ -200,9 +270,18 @@ class Plan(DraftPlan, MeasurePlan):
 
     # -- tables, figures, report ------------------------------------------------------------------
     def table_inputs(self, wildcards: Any) -> list[str]:
+        if wildcards.table == "distribution":
+            return [f"results/distribution/{cell.pair}/{cell.name}.json" for cell in distributed(self.config)]
         return [cell.path for cell in cells_for_table(self.config, wildcards.table)] + self.records_for(wildcards.table)
 
+    def distribution_values(self, wildcards: Any) -> dict:
+        settings = self.config.experiments.verification.distribution
+        return self.decode_values(wildcards) | {"distribution": settings and settings.model_dump(exclude={"shift"})}
+
     def table_values(self, wildcards: Any) -> dict:
+        if wildcards.table == "distribution":
+            settings = self.config.experiments.verification.distribution
+            return {"pair": self.pair, "distribution": settings and settings.model_dump()}
         values: dict = {
             "pair": self.pair,
             "cells": [cell.name for cell in cells_for_table(self.config, wildcards.table)],

@@ -28,10 +28,14 @@ from specdec.models.loading import read_head_ids
 from specdec.models.selftest import width_invariant
 from specdec.models.tokenizer import check_shared
 from specdec.sampling import Sampling
-from specdec.verifiers import build_verifier
+from specdec.verifiers import Verifier, build_verifier
+from workflow.study import legal
+from workflow.study.calibration import Calibration
 from workflow.study.cells import Cell
-from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig
+from workflow.study.config import CHAIN, EagleDraft, LanguageModelDraft, StudyConfig
 from workflow.study.prompts import Prompt, slice_of
+from workflow.study.run_extras import Watched, Witness, example_tree, negative_log_likelihood, run
+from workflow.study.run_shape import engine_options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,9 +50,16 @@ class Bench:
     draft: LoadedModel | Eagle | None
     sampling: Sampling
     max_new_tokens: int
+    calibration: Calibration | None = None
 
     @classmethod
-    def of(cls, config: StudyConfig, cell: Cell, target: LoadedModel | None = None) -> Bench:
+    def of(
+        cls,
+        config: StudyConfig,
+        cell: Cell,
+        calibration: Calibration | None = None,
+        target: LoadedModel | None = None,
+    ) -> Bench:
         """`target`: where it is loaded already, in the cell's number format."""
         pair, run = config.pair_in_force(), config.run
         torch.set_num_threads(config.threads())
@@ -64,25 +75,39 @@ class Bench:
         sampling = Sampling(
             cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
         )
-        return cls(config, cell, target, draft, sampling, config.size.max_new_tokens)
+        return cls(config, cell, target, draft, sampling, config.size.max_new_tokens, calibration)
 
     def drafter(self) -> Drafter:
         cell = self.cell
         if cell.draft == "none":
             return Nothing()
         spec = self.config.drafter_spec(cell.draft)
-        return build_drafter(
-            spec, self.target.model, policy=cell.policy, k=cell.k, threshold=cell.threshold, draft=self.draft
-        )
+        options = engine_options(self.config, cell, self.calibration)
+        model, tokenizer = self.target.model, self.target.tokenizer
+        return build_drafter(spec, model, k=cell.k, draft=self.draft, tokenizer=tokenizer, **options)
 
     def generation(self, arm: str, ids: Sequence[int], prompt_id: str, clock: Clock | None = None) -> Generation:
-        drafter = None if arm == "ar" else self.drafter()
-        return self.generation_with(drafter, self.cell.k, ids, prompt_id, clock)
+        if arm == "ar":
+            return self.generation_with(None, 0, ids, prompt_id, clock=clock)
+        return self.generation_with(self.drafter(), self.cell.k, ids, prompt_id, nodes=self.nodes, clock=clock)
+
+    @property
+    def nodes(self) -> int | None:
+        """The node budget of a tree; a chain's is its depth."""
+        return None if self.cell.shape == CHAIN else self.cell.nodes
 
     def generation_with(
-        self, drafter: Drafter | None, k: int, ids: Sequence[int], prompt_id: str, clock: Clock | None = None
+        self,
+        drafter: Drafter | None,
+        k: int,
+        ids: Sequence[int],
+        prompt_id: str,
+        *,
+        nodes: int | None = None,
+        verifier: Verifier | None = None,
+        clock: Clock | None = None,
     ) -> Generation:
-        """A generation about to start; without a drafter, the baseline's."""
+        """A generation about to start; without a drafter, the baseline's.  The verifier is the cell's unless given."""
         cell, tokenizer = self.cell, self.target.tokenizer
         request = Request(
             prompt=ids,
@@ -94,8 +119,8 @@ class Bench:
         )
         if drafter is None:
             return autoregressive(self.target.model, request, clock=clock)
-        verifier = build_verifier(cell.verifier)
-        return speculative(self.target.model, drafter, request, k=k, verifier=verifier, clock=clock)
+        verifier = verifier or build_verifier(cell.verifier)
+        return speculative(self.target.model, drafter, request, k=k, nodes=nodes, verifier=verifier, clock=clock)
 
     def endless(self, drafter: Drafter | None, ids: Sequence[int], tokens: int) -> Generation:
         """A greedy generation of exactly so many tokens: the end of text is a token like any other."""
@@ -117,9 +142,13 @@ class Bench:
         return self.target.model.weight_bytes(model.plan) if model is not None else 0
 
 
-def run_cell(config: StudyConfig, cell: Cell, output: Path) -> None:
-    """Decode every prompt of the slice in both arms and write `output`, whole or not at all."""
-    bench = Bench.of(config, cell)
+def run_cell(config: StudyConfig, cell: Cell, output: Path, calibration: Path | None = None) -> None:
+    """Decode every prompt of the slice in both arms and write `output`, whole or not at all.
+
+    `calibration`: the file of the cell's draft, where its method needs one.
+    """
+    legal.check(config, cell)
+    bench = Bench.of(config, cell, None if calibration is None else Calibration.load(calibration))
     prompts = slice_of(config, cell.prompt_set)
     device = config.run.device
     invariant = width_invariant(bench.target.model)
@@ -134,14 +163,17 @@ def run_cell(config: StudyConfig, cell: Cell, output: Path) -> None:
     for _ in range(config.run.warmup):
         _warm(bench, prompts[0])
     rows: list[dict] = []
+    watched: Watched = []
     for repetition in range(config.run.repetitions):
         for i, prompt in enumerate(prompts):
             swap = (i + repetition) % 2 == 1
-            new = _run_prompt(bench, prompt, repetition, ("speculative", "ar") if swap else ("ar", "speculative"))
+            order = ("speculative", "ar") if swap else ("ar", "speculative")
+            new = _run_prompt(bench, prompt, repetition, order, watched if i == repetition == 0 else None)
             rows += [row | ids for row in new]
             _progress(cell, i, len(prompts), new)
     state = {"before": before, "after": fingerprint.state(device)}
-    records.write(output, rows, {**blocks, "state": state, "cell": cell.columns()})
+    example = None if cell.shape == CHAIN else example_tree(watched, prompts[0].prompt_id, bench.target.tokenizer)
+    records.write(output, rows, {**blocks, "state": state, "cell": cell.columns(), "example": example})
 
 
 def _warm(bench: Bench, prompt: Prompt) -> None:
@@ -150,14 +182,16 @@ def _warm(bench: Bench, prompt: Prompt) -> None:
         bench.generation(arm, ids, f"warmup-{prompt.prompt_id}").run()
 
 
-def _run_prompt(bench: Bench, prompt: Prompt, repetition: int, order: tuple[str, ...]) -> list[dict]:
+def _run_prompt(
+    bench: Bench, prompt: Prompt, repetition: int, order: tuple[str, ...], watched: Watched | None
+) -> list[dict]:
     """Rows of every turn.  A later turn continues from the baseline's answer in both arms."""
     rows, answers = [], []
     for turn in range(len(prompt.turns)):
         ids = encode(bench, prompt, answers)
         made = {arm: bench.generation(arm, ids, f"{prompt.prompt_id}/{turn}") for arm in order}
-        for generation in made.values():
-            generation.run()
+        for arm, generation in made.items():
+            run(generation, watched if arm == "speculative" else None)
         rows += [_row(bench, prompt, turn, repetition, arm, ids, made) for arm in ("ar", "speculative")]
         answers.append(bench.target.tokenizer.decode(made["ar"].record.output_ids))
     return rows
@@ -203,11 +237,25 @@ def _row(bench: Bench, prompt: Prompt, turn: int, repetition: int, arm: str, ids
         "ignore_eos": cell.ignore_eos,
         "eos_ids": list(bench.target.tokenizer.eos_ids),
     }
+    if not bench.sampling.greedy:
+        row["nll"] = negative_log_likelihood(bench.target.model, ids, record.output_ids)
+        if arm == "speculative" and not legal.VERIFIERS[cell.verifier].lossless and cell.shape == CHAIN:
+            row["differing"] = _differing(bench, ids, f"{prompt.prompt_id}/{turn}", record.output_ids)
     if arm == "speculative" and bench.sampling.greedy:
         found = audit(bench.target.model, ids, made["ar"].record.output_ids, record.output_ids)
         if found is not None:
             row |= {"first_divergence": found.index, "gap": found.gap, "divergence": found.kind}
     return row
+
+
+def _differing(bench: Bench, ids: list[int], name: str, output: list[int]) -> float | None:
+    """The same generation once more, untimed, with a witness beside the rule."""
+    witness = Witness(bench.cell.verifier)
+    again = bench.generation_with(bench.drafter(), bench.cell.k, ids, name, nodes=bench.nodes, verifier=witness)
+    if again.run().output_ids != output:  # arithmetic that is not the same twice: then nothing is said of this text
+        print(f"{bench.cell.name}: {name} was not written twice alike", file=sys.stderr)
+        return None
+    return witness.differing
 
 
 def _sha(ids: Sequence[int]) -> str:

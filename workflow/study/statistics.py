@@ -79,6 +79,11 @@ def gain(new: tuple[Arm, Arm], old: tuple[Arm, Arm]) -> Estimate:
     return _interval(_gain, _columns(*new) + _columns(*old))
 
 
+def perplexity_ratio(new: Arm, old: Arm) -> Estimate:
+    """exp of the difference of two texts' nats a token: the perplexity of one over the other's.  `seconds` are nats."""
+    return _interval(_perplexity_ratio, _columns(new, old))
+
+
 def gain_p_value(new: tuple[Arm, Arm], old: tuple[Arm, Arm]) -> float | None:
     """Two-sided p-value of `no gain`: signs of the log gains of the prompts are flipped, all of them where few."""
     logs = np.log(_per_prompt(_columns(*new)) / _per_prompt(_columns(*old)))
@@ -141,6 +146,10 @@ def _speedup(ar_s, ar_n, sp_s, sp_n, axis=-1):
 
 def _gain(a_s, a_n, b_s, b_n, c_s, c_n, d_s, d_n, axis=-1):
     return _speedup(a_s, a_n, b_s, b_n, axis) / _speedup(c_s, c_n, d_s, d_n, axis)
+
+
+def _perplexity_ratio(new_nats, new_n, old_nats, old_n, axis=-1):
+    return np.exp(new_nats.sum(axis) / new_n.sum(axis) - old_nats.sum(axis) / old_n.sum(axis))
 
 
 def _per_prompt(columns: tuple[np.ndarray, ...]) -> np.ndarray:

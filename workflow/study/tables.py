@@ -1,30 +1,27 @@
-"""Tables from cells.  One function a table; which cells it is made of stands in `cells`.
-
-Every row of a decode table is a cell against its own baseline, decoded beside it in the same process; the baseline
-against itself is a row too, and its interval is the band inside which no difference is claimed.
-"""
+"""Tables from cells.  One function a table; which cells it is made of stands in `experiments`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
 
 from specdec.errors import unknown
-from workflow.study import metrics, statistics, tables_drafts, tables_training
+from workflow.study import metrics, statistics, tables_drafts, tables_training, tables_trees, two_samples
 from workflow.study.cells import Cell
-from workflow.study.columns import CELL, to_arrow
+from workflow.study.columns import to_arrow
 from workflow.study.config import StudyConfig
 from workflow.study.experiments import RECORDS, cells_for_table
-from workflow.study.measured import Measured, comparable, load, same_machine
-
-Cells = Mapping[Cell, Measured]
-Rows = list[dict]
+from workflow.study.experiments_trees import distributed
+from workflow.study.measured import Measured, comparable, load
+from workflow.study.tables_rows import Cells, Rows, decode_row, form, identity
 
 
 def build(config: StudyConfig, table: str, root: str | Path = ".") -> pa.Table:
     """One table, from the files of its cells below `root`."""
+    if table == "distribution":
+        return to_arrow(table, two_samples.rows(config, distributed(config), Path(root)))
     if table not in BUILDERS:
         raise unknown("table", table, BUILDERS)
     cells = {cell: load(Path(root) / cell.path) for cell in cells_for_table(config, table)}
@@ -44,38 +41,6 @@ def dynamic_k(config: StudyConfig, cells: Cells) -> Rows:
     """Every rule and every fixed K, with the gain over the best fixed K."""
     gains = _gains(config, cells)
     return [decode_row(found, cells) | gains[cell] for cell, found in cells.items()]
-
-
-def decode_row(found: Measured, cells: Cells) -> dict:
-    """The columns that all decode tables share."""
-    total, decode = found.speedup, found.decode_speedup
-    counted = metrics.counts(found)
-    return {
-        **_identity(found.cell),
-        **{name: getattr(counted, name) for name in ("prompts", "tokens", "rounds", "drafted", "accepted")},
-        **metrics.ratios(counted, found.cell.shape),
-        "speedup": total.value,
-        "speedup_low": total.low,
-        "speedup_high": total.high,
-        "verdict": statistics.verdict(total, _noise(found, cells)),
-        "decode_speedup": decode.value,
-        "decode_speedup_low": decode.low,
-        "decode_speedup_high": decode.high,
-    }
-
-
-def _identity(cell: Cell) -> dict:
-    return {name: getattr(cell, name) for name in CELL}
-
-
-def _noise(found: Measured, cells: Cells) -> statistics.Estimate | None:
-    """What the baseline against itself shows on the same machine, at the same temperature, seed and number format."""
-    alike = (found.cell.temperature, found.cell.seed, found.cell.dtype, found.cell.prompt_set)
-    for cell, baseline in cells.items():
-        if cell.policy == "ar" and (cell.temperature, cell.seed, cell.dtype, cell.prompt_set) == alike:
-            same_machine(found, baseline)
-            return baseline.speedup
-    return None
 
 
 # -- gain over the best fixed K -------------------------------------------------------------------
@@ -172,6 +137,7 @@ def _audit(found: Measured) -> dict:
         "gap": float(gaps.max()) if len(gaps) else None,
         "near_ties": int(near.sum()),
         "real_mismatches": int(real.sum()),
+        **form(cell),
     }
 
 
@@ -180,18 +146,19 @@ NEAR_TIE = "near_tie"
 
 
 def positions(config: StudyConfig, cells: Cells) -> Rows:
-    return [_identity(cell) | vars(place) for cell, found in cells.items() for place in metrics.positions_of(found)]
+    return [identity(cell) | vars(place) for cell, found in cells.items() for place in metrics.positions_of(found)]
 
 
 def time_shares(config: StudyConfig, cells: Cells) -> Rows:
-    return [_identity(cell) | metrics.time_shares(found) for cell, found in cells.items()]
+    return [identity(cell) | metrics.time_shares(found) for cell, found in cells.items()]
 
 
 def cells_table(config: StudyConfig, cells: Cells) -> Rows:
     """Everything about every cell, for the appendix."""
     return [
         decode_row(found, cells)
-        | {name: getattr(cell, name) for name in ("shape", "nodes", "verifier", "dtype", "prompt_set")}
+        | form(cell)
+        | {name: getattr(cell, name) for name in ("dtype", "prompt_set")}
         | metrics.details(found)
         for cell, found in cells.items()
     ]
@@ -215,4 +182,11 @@ BUILDERS: dict[str, Callable[..., Iterable[dict]]] = {
     "time_shares": time_shares,
     "cells": cells_table,
     **tables_training.BUILDERS,
+    "trees": tables_trees.contenders,
+    "verification": tables_trees.contenders,
+    "ablation": tables_trees.ablation,
+    "round_costs": tables_trees.round_costs,
+    "confidence": tables_trees.confidence,
+    "example_tree": tables_trees.example_tree,
+    "lossy": tables_trees.lossy,
 }

@@ -142,7 +142,7 @@ def plain(problem: dict[str, Any]) -> str:
             return "a mapping is expected"
         case "union_tag_not_found" | "union_tag_invalid":
             kinds = problem["ctx"].get("expected_tags", "")
-            return f"`kind` names the kind of draft; allowed: {kinds}".replace("'", "")
+            return f"`kind` says what it is; allowed: {kinds}".replace("'", "")
         case "literal_error":
             allowed = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             return f"allowed: {', '.join(allowed)}{nearest(str(problem['input']), allowed)}"
@@ -155,7 +155,10 @@ def plain(problem: dict[str, Any]) -> str:
 
 
 # Tags that pydantic puts into the location of a union member; they are no keys of the file.
-TAGS = {"layer_skip", "ngram", "language_model", "eagle"}
+TAGS = {
+    *("layer_skip", "ngram", "language_model", "eagle"),
+    *("static_tree", "sampled_tree", "eagle2", "opt_tree", "sequoia", "coarse_fine"),
+}
 
 
 def join(location: tuple[int | str, ...]) -> str:
@@ -163,8 +166,10 @@ def join(location: tuple[int | str, ...]) -> str:
     key = ""
     parts = list(location)
     for index, part in enumerate(parts):
-        # under pairs.<pair>.drafts.<draft> the next part is the tag of the kind
+        # under pairs.<pair>.drafts.<draft> and shapes.<shape> the next part is the tag of the kind
         if part in TAGS and index == 4 and parts[0] == "pairs" and parts[2] == "drafts":
+            continue
+        if part in TAGS and index == 2 and parts[0] == "shapes":
             continue
         if part == "[key]":
             continue

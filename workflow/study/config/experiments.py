@@ -22,14 +22,31 @@ from workflow.study.config.base import (
     says,
 )
 from workflow.study.config.measure import CostModel, LongContext, Peers, Profile
+from workflow.study.config.trees import Ablation, Trees, TreesSize, Verification
 
 Dtype = Literal["bfloat16", "float32"]
-Rule = Literal["max_prob", "margin", "entropy", "history"]
-THRESHOLD_RULES = ("max_prob", "margin", "entropy")
-"""Depth rules that compare a confidence with a threshold; `history` looks at past rounds and has none."""
+Rule = Literal[
+    "max_prob",
+    "margin",
+    "entropy",
+    "history",
+    "svip",
+    "adaedl",
+    "draft_verify",
+    "pid",
+    "cost",
+    "token_type",
+    "difficulty",
+]
+THRESHOLD_RULES = (
+    *("max_prob", "margin", "entropy", "svip", "adaedl", "draft_verify", "pid", "token_type", "difficulty"),
+)
+"""Depth rules that a number of the configuration steers; `history` has none, that of `cost` is measured."""
 
 NO_THRESHOLD = {
     "history": "history looks at past rounds and takes no threshold",
+    "cost": "cost takes the cost that the calibration measures",
+    "ddd": "ddd takes the levels and the threshold that the calibration measures",
     "fixed": "fixed takes no threshold",
     "ar": "ar drafts nothing and takes no threshold",
 }
@@ -81,6 +98,12 @@ class Thresholds(Section):
     max_prob: list[Probability] = []
     margin: list[Probability] = []
     entropy: list[Nats] = []
+    svip: list[Nats] = []
+    adaedl: list[Probability] = []
+    draft_verify: list[Probability] = []
+    pid: list[Probability] = []
+    token_type: list[Probability] = []
+    difficulty: list[Probability] = []
 
     def of(self, rule: str) -> list[float]:
         return list(getattr(self, rule))
@@ -105,6 +128,9 @@ class Experiments(Section):
     profile: Profile = Profile()
     peers: Peers = Peers()
     long_context: LongContext = LongContext()
+    trees: Trees
+    verification: Verification
+    ablation: Ablation
 
 
 class Size(Section):
@@ -115,6 +141,10 @@ class Size(Section):
     max_new_tokens: Annotated[int, Field(ge=1, le=100_000), says("max_new_tokens is an integer from 1 to 100000")]
     thresholds: Literal["calibrated", "all"] = "calibrated"
     draft_depths: Depths = [4]
+    rules: list[Rule] | None = None
+    calibration: Literal["committed", "measured"] = "committed"
+    trees: TreesSize = TreesSize()
+    verification_temperatures: list[Temperature] | None = None
     temperatures: Annotated[list[Temperature], Field(min_length=1)] = [0.0]
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0]
 
@@ -125,6 +155,12 @@ class CalibratedThresholds(Section):
     max_prob: Probability | None = None
     margin: Probability | None = None
     entropy: Nats | None = None
+    svip: Nats | None = None
+    adaedl: Probability | None = None
+    draft_verify: Probability | None = None
+    pid: Probability | None = None
+    token_type: Probability | None = None
+    difficulty: Probability | None = None
 
     def of(self, rule: str) -> float | None:
         return getattr(self, rule)

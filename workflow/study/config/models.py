@@ -109,8 +109,14 @@ class Pair(Section):
     also: list[DraftName] = []
     dynamic: list[DraftName] = []
     optional: list[DraftName] = []
+    trees: DraftName | None = None
     chat: Chat = Chat()
     extra_prompt_files: list[Text] = []
+
+    @property
+    def tree_draft(self) -> str:
+        """The draft that shapes and verification rules are compared with."""
+        return self.trees or self.primary
 
     @property
     def models(self) -> list[str]:

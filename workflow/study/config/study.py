@@ -22,8 +22,9 @@ from workflow.study.config.experiments import (
     Size,
 )
 from workflow.study.config.heads import Heads, check_roles, check_trained
-from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, Pair
+from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, NgramDraft, Pair
 from workflow.study.config.training import Training
+from workflow.study.config.trees import CHAIN, CoarseFineShape, Shape, ShapeName
 
 
 class StudyConfig(Heads, Section):
@@ -38,6 +39,7 @@ class StudyConfig(Heads, Section):
     prompts: Prompts
     sampling: Sampling
     run: Run
+    shapes: dict[ShapeName, Shape] = {}
     experiments: Experiments
     studies: dict[str, Size]
     training: Training = {}
@@ -77,6 +79,14 @@ class StudyConfig(Heads, Section):
         spec = self.draft(draft)
         return self.model_path(spec.model) if isinstance(spec, LanguageModelDraft) else None
 
+    def shape(self, name: str) -> Shape | None:
+        """The shape of that name; None for the chain."""
+        if name == CHAIN:
+            return None
+        if name not in self.shapes:
+            raise refuse_name("shape", name, "shape", [CHAIN, *self.shapes])
+        return self.shapes[name]
+
     # -- values of a run ------------------------------------------------------------------------
     def threads(self) -> int:
         """Threads of the arithmetic: as configured, else every core this process may use."""
@@ -87,6 +97,11 @@ class StudyConfig(Heads, Section):
 
     def calibrated(self, draft: str) -> Calibrated | None:
         return self.calibration.get(self.pair, {}).get(draft)
+
+    @property
+    def rules(self) -> list[str]:
+        """The dynamic rules that the size in force runs."""
+        return list(self.experiments.dynamic_k.rules if self.size.rules is None else self.size.rules)
 
     def thresholds(self, draft: str, rule: str) -> list[float | None]:
         """The thresholds to run: the calibrated one, or the grid where the study is full or nothing is calibrated."""
@@ -146,6 +161,7 @@ def check(config: StudyConfig) -> None:
             raise refuse(
                 f"experiments.dynamic_k.thresholds.{rule}", [], f"the rule {rule} needs at least one threshold"
             )
+    _check_shapes(config)
     of_pairs = {"calibration": config.calibration, "training": config.training}
     for key, section in of_pairs.items():
         for pair_name, entry in section.items():
@@ -157,6 +173,34 @@ def check(config: StudyConfig) -> None:
                     raise refuse_name(f"{key}.{pair_name}.{draft}", draft, f"draft of {pair_name}", known)
                 if key == "training":
                     check_trained(f"{key}.{pair_name}.drafts.{draft}", draft, known[draft])
+
+
+def _check_shapes(config: StudyConfig) -> None:
+    """Every shape that is used has a name, and every slice of an experiment is a part of it."""
+    known, experiments = [CHAIN, *config.shapes], config.experiments
+    if CHAIN in config.shapes:
+        raise refuse("shapes", CHAIN, "this name stands for one token a level; choose another")
+    used = {f"experiments.trees.contenders.{name}.shape": c.shape for name, c in experiments.trees.contenders.items()}
+    used |= {f"experiments.verification.rules.{name}": name for name in experiments.verification.rules}
+    used |= {f"experiments.ablation.{name}": getattr(experiments.ablation, name) for name in ("shape", "beside")}
+    for name, shape in config.shapes.items():
+        if isinstance(shape, CoarseFineShape):
+            halves = {half: getattr(shape, half) for half in ("coarse", "fine")}
+            used |= {f"shapes.{name}.{half}": value for half, value in halves.items()}
+            for half, value in halves.items():
+                if isinstance(config.shapes.get(value), CoarseFineShape):
+                    raise refuse(f"shapes.{name}.{half}", value, "turns within turns are not offered")
+    for key, name in used.items():
+        if name not in known:
+            raise refuse_name(key, name, "shape", known)
+    for name, size in config.studies.items():
+        for index, contender in enumerate(size.trees.contenders or []):
+            if contender not in experiments.trees.contenders:
+                key = f"studies.{name}.trees.contenders[{index}]"
+                raise refuse_name(key, contender, "contender", experiments.trees.contenders)
+        for index, rule in enumerate(size.rules or []):
+            if rule not in experiments.dynamic_k.rules:
+                raise refuse_name(f"studies.{name}.rules[{index}]", rule, "rule", experiments.dynamic_k.rules)
 
 
 def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
@@ -174,3 +218,8 @@ def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
         if isinstance(draft, LanguageModelDraft) and draft.model not in config.models:
             raise refuse_name(f"{key}.drafts.{name}.model", draft.model, "model", config.models)
     check_roles(key, pair, bool(config.experiments.dynamic_k.rules))
+    if pair.tree_draft not in pair.drafts:
+        raise refuse_name(f"{key}.trees", pair.tree_draft, "draft", pair.drafts)
+    if isinstance(pair.drafts[pair.tree_draft], NgramDraft):
+        text = "trees grow step by step, which this kind does not; name another draft"
+        raise refuse(f"{key}.trees", pair.tree_draft, text)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdec.errors import UserError, unknown
 from workflow.study.columns import columns_of, write_text
-from workflow.study.figures import curves, drafts, policies, style
+from workflow.study.figures import curves, drafts, policies, style, trees
 from workflow.study.plan import FIGURES as NEEDED
 
 Frames = dict[str, pd.DataFrame]
@@ -33,6 +33,10 @@ FIGURES: dict[str, Callable[[Frames], plt.Figure]] = {
     "drafts_by_position": drafts.by_position,
     "drafts_by_cost": drafts.by_cost,
     "training_curves": drafts.training_curves,
+    "speedup_by_nodes": trees.speedup_by_nodes,
+    "expected_length": trees.expected_length,
+    "confidence": trees.confidence,
+    "example_tree": trees.example_tree,
 }
 
 

@@ -18,6 +18,8 @@ GREY, BAND = "#555555", "#DDDDDD"
 # Fixed places for the usual drafts, so that a pair without one of them changes no colour of the others.
 DRAFTS = ("small", "layer_skip", "ngram", "eagle3", "eagle1")
 
+LINES = ("-", "--", "-.", ":")
+
 MARKERS = {"fixed": "o", "max_prob": "^", "margin": "s", "entropy": "D", "history": "v", "ar": "x"}
 
 PHASES = {"draft": "#0072B2", "target": "#E69F00", "other": "#999999", "prefill": "#D8D8D8"}
@@ -29,6 +31,12 @@ WORDS = {
     "ar": "baseline",
     "max_prob": "max probability",
     "fixed": "fixed K",
+    "eagle2": "EAGLE-2",
+    "ddd": "DDD",
+    "coarse_fine": "in turns",
+    "opt_tree": "OPT-Tree",
+    "sequoia": "fitted",
+    "cost": "cost rule",
 }
 
 SETTINGS = {
@@ -65,3 +73,16 @@ def colours(drafts: Iterable[str]) -> dict[str, str]:
     known = list(DRAFTS)
     known += sorted(set(drafts) - set(known))
     return {draft: COLOURS[known.index(draft) % len(COLOURS)] for draft in drafts}
+
+
+def looks(labels: Iterable[str]) -> dict[str, dict]:
+    """Colour, marker and line for each of several contenders of one draft, in their order."""
+    marks = ("o", "^", "s", "D", "v", "P", "X", "*")
+    return {
+        label: {
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": marks[index % len(marks)],
+            "linestyle": LINES[index // len(COLOURS) % len(LINES)],
+        }
+        for index, label in enumerate(labels)
+    }
