@@ -1,7 +1,7 @@
-"""Tables of trees and verification rules: rows, what a round costs, how far the draft is right, what a lossy rule does.
+"""Tables of trees and verification rules: rows, costs of a round, confidence, and what a lossy rule does.
 
-In every one the draft's shape and its rule stand beside the cell; a gain compares two cells, each over its own baseline,
-prompts resampled jointly.
+In every one the draft's shape and its rule stand beside the cell.  A gain compares two cells, each over its own
+baseline, prompts resampled jointly.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def _round_cost(found: Measured) -> dict:
     return {
         "rounds": int(rows["rounds"].sum()),
         "drafted_per_round": metrics.ratio(drafted.sum(), len(drafted)),
-        "expected_length": metrics.ratio(
-            sum(float(np.sum(one)) for one in confidence), len(confidence) if known else 0
-        ),
+        "expected_length": metrics.ratio(sum(expected), len(expected)),
         "realised_length": metrics.ratio(accepted[whole].sum(), int(np.sum(whole))),
         **metrics.time_shares(found),
         "ar_step_ms": metrics.ratio(1000 * baseline["decode_s"].sum(), steps),
