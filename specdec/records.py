@@ -161,8 +161,8 @@ SCHEMA = pa.schema(
         pa.field("first_divergence", pa.int64()),
         pa.field("gap", pa.float64()),
         pa.field("divergence", pa.string()),
-        # above temperature 0: minus the log-likelihood that the target gives to the text, in nats; and under a lossy rule,
-        # how many of its tokens the target itself would have drawn otherwise
+        # above temperature 0: minus the log-likelihood that the target gives to the text, in nats; under a lossy rule
+        # also how many of its tokens the target itself would have drawn otherwise
         pa.field("nll", pa.float64()),
         pa.field("differing", pa.float64()),
         # sampling in force

@@ -50,11 +50,12 @@ class Typical(Verifier):
 
 
 def distance(draft: Draft, rows: TargetRows, path: Sequence[int]) -> float:
-    """How many of the tokens that a chain's round emits the target itself would have drawn otherwise, expected.
+    """How many of the tokens that a chain's round emits the target itself would have drawn otherwise.
 
-    Where a token of law q was tested, the rule emits e = q on the typical tokens, and p with what is left.  The distance
-    of e and p in total variation is the chance that draws from the two differ, coupled as closely as they can be.  Summed over the tokens tested in this round: those on `path` and the one it ends before.  What follows a draft
-    that was accepted whole is drawn from p.
+    Where a token of law q was tested, the rule emits e = q on the typical tokens, and p with what is left.  The total
+    variation of e and p is the chance that draws from the two differ, coupled as closely as they can be.
+    Summed over the tokens tested in this round: those on `path` and the one it ends before.  What follows a draft that
+    was accepted whole is drawn from p.
     """
     if not draft.is_chain:
         raise ValueError("the distance is that of a chain: siblings compete, which it does not account for")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specdec import records
 from tests.report import synthetic_drafts
+from tests.report.synthetic_trees import tree_tables
 from workflow.study.plan import FIGURES
 
 PAIR, PROMPTS, TOKENS, STEP_MS = "smollm2", 8, 384, 18.0
@@ -87,8 +88,13 @@ def decode_row(draft: str, policy: str, k: int, shape: tuple, *, threshold=None,
         accepted += reach * busy
     accepted *= 1 - 0.25 * (1 - keep)
     drafted_per_round = k * keep * busy
-    tau = 1 + accepted
-    times = (step * drafted_per_round * STEP_MS, (1 + 0.02 * drafted_per_round) * STEP_MS, 0.05 * STEP_MS)
+    costs = (step * drafted_per_round, 1 + 0.02 * drafted_per_round, 0.05)
+    return priced_row(draft, policy, k, 1 + accepted, costs, drafted_per_round, threshold)
+
+
+def priced_row(draft, policy, k, tau, costs, drafted_per_round, threshold=None) -> tuple:
+    """A row from its tokens a round and what a round costs in baseline steps."""
+    times, accepted = tuple(cost * STEP_MS for cost in costs), tau - 1
     speedup = tau * STEP_MS / sum(times)
     rounds = round(TOKENS / tau)
     drafted, kept = round(rounds * drafted_per_round), round(rounds * accepted)
@@ -177,6 +183,7 @@ def write_results(folder: Path, variant: str = "slower", *, extra_cells: int = 0
         "time_shares": shares,
         "cells": cells,
     }
+    tables |= tree_tables(lambda *numbers: priced_row(*numbers)[0], baseline_row()[0], variant)
     for name, rows in tables.items():
         write_csv(folder / "tables" / f"{name}.csv", rows)
     for name in FIGURES:

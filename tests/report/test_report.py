@@ -17,8 +17,9 @@ import pypdfium2
 import pytest
 
 from tests.report.synthetic_results import CONFIG, write_csv, write_results
+from tests.report.synthetic_trees import distribution_rows
 from workflow.study.named import ReportError
-from workflow.study.report import build_report, render
+from workflow.study.report import asked_for, build_report, render
 from workflow.study.results import read_results, read_table
 from workflow.study.values import build_values
 
@@ -49,16 +50,8 @@ def faster(tmp_path_factory) -> Path:
 
 HEADINGS = (
     *("Question and terms", "Background and method", "Setup", "Implementation", "Fixed depth", "Where the time goes"),
-    *(
-        "Trained drafts",
-        "Which draft",
-        "Acceptance by position",
-        "Dynamic depth",
-        "Losslessness",
-        "Limits",
-        "What did not work",
-        "The answer so far",
-    ),
+    *("Trained drafts", "Which draft", "Acceptance by position", "Dynamic depth", "Draft trees", "Verification rules"),
+    *("Ablation", "Losslessness", "Limits", "What did not work", "The answer so far"),
     *("References", "Appendix"),
 )
 
@@ -300,3 +293,39 @@ def test_the_worked_example_is_right(slower):
     tau = (1 - 0.8**5) / (1 - 0.8)
     for value in (tau, tau / (1 + 4 * 0.05), tau / (1 + 4 * 1)):
         assert f"{value:.2f}" in text
+
+
+def test_trees_rules_and_ablation_speak_by_their_intervals(tmp_path):
+    """The words of the three sections turn with gains, verdicts, beliefs and what a lossy rule did to the text."""
+    _, slow = rendered(write_results(tmp_path / "slow", "slower"))
+    values, fast = rendered(write_results(tmp_path / "fast", "faster"))
+    for html in (slow, fast):
+        assert_seamless(html)
+        assert "Typical acceptance (lossy)" in html and "<b>lossy</b>" in html and "It cannot be exact." in html
+    assert "too sure of itself" in slow and "may be believed on average" in fast
+    assert "Every shape at every budget is slower" in slow and "less surprising to the target" in slow
+    assert "gains 1.20×" in slow and "cannot be told from nothing" in fast
+    assert values["ablation"]["shape"]["gain_verdict"] in ("faster", "slower", "not distinguishable")
+    for gain, words in ((2.0, "helps, 2.00×"), (0.5, "harms, 0.50×"), (1.0, "cannot be told from no change, 1.00×")):
+        folder = write_results(tmp_path / str(gain), "slower")
+        rows = read_table(folder / "tables" / "ablation.csv")
+        for row in rows:
+            if row["improvement"] not in (None, "none"):
+                row |= {"gain": gain, "gain_low": gain * 0.9, "gain_high": gain * 1.1}
+        write_csv(folder / "tables" / "ablation.csv", rows)
+        _, html = rendered(folder)
+        assert f"The shape alone {words}" in html
+        assert ("None of the three is a sure gain" in html) == (gain <= 1)
+
+
+def test_a_distribution_test_is_reported_where_it_was_asked_for(tmp_path):
+    folder = write_results(tmp_path, "slower")
+    config = CONFIG | {"experiments": {"verification": {"distribution": {"continuations": 2000}}}}
+    with pytest.raises(ReportError, match="distribution"):
+        read_results(folder, "smollm2", asked_for(config))
+    verification = read_table(folder / "tables" / "verification.csv")
+    for p_value, words in ((0.4, "No rule can be told from the target"), (0.001, "This is a defect.")):
+        write_csv(folder / "tables" / "distribution.csv", distribution_rows(verification, p_value))
+        results = read_results(folder, "smollm2", asked_for(config))
+        assert words in render(build_values(config, results), results, TEMPLATES)
+    assert asked_for(CONFIG) == [] and "A test on the target itself" not in rendered(folder)[1]

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.errors import UserError
-from workflow.study import tables
+from workflow.study import legal, tables
 from workflow.study.cells import LONGEST_PATH, Cell
+from workflow.study.config import load_mapping
 from workflow.study.experiments import EXPERIMENTS, TABLES, all_cells, cells_for_table, cells_of
 
 words = st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True).filter(lambda word: word != "none")
@@ -91,7 +92,7 @@ def test_impossible_cells_are_refused(arguments: tuple):
 
 def test_the_default_study(config):
     names = [cell.name for cell in all_cells(config)]
-    assert len(names) == len(set(names)) == 30
+    assert len(names) == len(set(names)) == 45
     assert names[0] == "none-ar-k0-t0-s0"
     assert names == [cell.name for cell in all_cells(config)]
 
@@ -100,6 +101,32 @@ def test_shared_cells_are_the_same_file(config):
     fixed, dynamic = cells_of(config, "fixed_k"), cells_of(config, "dynamic_k")
     assert set(fixed) & set(dynamic) == {cell for cell in fixed if cell.draft != "ngram"}
     assert len(all_cells(config)) < sum(len(cells_of(config, name)) for name in EXPERIMENTS)
+
+
+def test_the_trees_share_cells_with_depth_and_ablation(config):
+    trees, ablation = cells_of(config, "trees"), cells_of(config, "ablation")
+    assert cells_of(config, "fixed_k")[4] in trees, "a chain of 8 nodes is K = 8"
+    assert {cell.shape for cell in set(trees) & set(ablation)} == {"chain", "eagle2", "opt_tree"}
+    assert {cell.nodes for cell in trees if cell.policy != "ar"} == {8}
+    rules = {cell.verifier for cell in cells_of(config, "verification") if cell.policy != "ar"}
+    assert rules == set(legal.VERIFIERS) - {"greedy"}
+    assert {cell.temperature for cell in cells_of(config, "verification")} == {1.0}
+
+
+def test_full_sweeps_budgets_temperatures_and_rules(changed):
+    config = changed("study", "full")
+    assert {cell.nodes for cell in cells_of(config, "trees") if cell.policy != "ar"} == {4, 8, 16}
+    assert {cell.temperature for cell in cells_of(config, "verification")} == {0.5, 1.0}
+    assert {cell.policy for cell in cells_of(config, "dynamic_k")} >= {"svip", "adaedl", "pid", "cost", "token_type"}
+
+
+def test_a_tree_draft_of_its_own(changed):
+    config = changed("pairs/smollm2/drafts/other", {"kind": "layer_skip", "layers": 12})
+    data = config.model_dump()
+    data["pairs"]["smollm2"]["trees"] = "other"
+    config = load_mapping(data)
+    assert {cell.draft for cell in cells_of(config, "ablation")} == {"none", "other"}
+    assert {cell.draft for cell in cells_of(config, "dynamic_k")} == {"none", "layer_skip"}
 
 
 def test_at_temperature_0_one_seed_and_above_all(changed):

@@ -44,8 +44,8 @@ _PARSE = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One point of the study.  `threshold` is None for policies that take none, or a measured one (`cost`, `ddd`); `nodes`
-    None means K, `verifier` None the usual one: `greedy` at temperature 0, `rejection` above.
+    """One point of the study.  `threshold` is None for policies that take none, or a measured one (`cost`, `ddd`);
+    `nodes` None means K, `verifier` None the usual one: `greedy` at temperature 0, `rejection` above.
 
     What goes together says `legal`, which knows the configuration.
     """

@@ -8,6 +8,7 @@ refer to what comes later.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
 
 import jinja2
@@ -33,7 +34,7 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     """
     config = config.model_dump(mode="json") if hasattr(config, "model_dump") else config
     templates = Path(templates_dir).resolve()
-    results = read_results(Path(results_dir).resolve(), config.get("pair"))
+    results = read_results(Path(results_dir).resolve(), config.get("pair"), asked_for(config))
     values = build_values(config, results)
     html = render(values, results, templates)
     css = (templates / "report.css").read_text(encoding="utf-8")
@@ -41,6 +42,12 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     page = html.replace("</head>", f"<style>\n{css}\n</style>\n</head>", 1)
     write_whole(Path(output_html).resolve(), page.encode("utf-8"))
     return values
+
+
+def asked_for(config: Mapping) -> list[str]:
+    """The optional tables that this configuration makes; another run's may lie beside them."""
+    verification = (config.get("experiments") or {}).get("verification") or {}
+    return ["distribution"] if verification.get("distribution") else []
 
 
 def render(values: Values, results: Results, templates: Path) -> str:

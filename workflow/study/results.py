@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,24 @@ TABLES = {
     "time_shares": "draft policy k temperature draft_share target_share other_share prefill_share draft_ms_per_round "
     "target_ms_per_round other_ms_per_round cost_ratio",
     "cells": "draft policy k ar_decode_tokens_per_s",
+    "trees": "draft policy k temperature seed shape nodes verifier acceptance_length tokens_per_round speedup verdict",
+    "verification": "draft policy k temperature seed shape nodes verifier lossless tokens_per_round speedup verdict",
+    "ablation": "draft policy k temperature seed shape nodes improvement over speedup gain gain_low gain_high",
+    "round_costs": "draft policy k shape nodes verifier expected_length realised_length draft_share target_share "
+    "draft_ms_per_round target_ms_per_round other_ms_per_round ar_step_ms",
+    "confidence": "guesses kept mean_confidence",
+    "example_tree": "shape nodes accepted",
+    "lossy": "draft shape verifier exact_verifier perplexity ar_perplexity perplexity_ratio differing_share gain",
 }
 """Every table the report needs, with the columns it reads."""
+
+OPTIONAL = {"distribution": "draft shape verifier p_value p_holm power shift continuations tokens"}
+"""Tables of what a configuration may ask for."""
 
 FIGURES = (
     *("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"),
     *("drafts_by_position", "drafts_by_cost", "training_curves"),
+    *("speedup_by_nodes", "expected_length", "confidence", "example_tree"),
 )
 
 
@@ -51,9 +63,13 @@ class Results:
     categories: Mapping[str, int]
 
 
-def read_results(folder: Path, pair: str | None = None) -> Results:
-    """Everything under `folder`.  Raises `ReportError` naming the first file or column that is missing."""
-    tables = {name: read_table(folder / "tables" / f"{name}.csv", columns) for name, columns in TABLES.items()}
+def read_results(folder: Path, pair: str | None = None, extra: Iterable[str] = ()) -> Results:
+    """Everything under `folder`, the optional tables named by `extra` too.
+
+    Raises `ReportError` naming the first file or column that is missing.
+    """
+    wanted = TABLES | {name: OPTIONAL[name] for name in extra}
+    tables = {name: read_table(folder / "tables" / f"{name}.csv", columns) for name, columns in wanted.items()}
     figures = {name: folder / "figures" / f"{name}.svg" for name in FIGURES}
     for name, path in figures.items():
         if not path.is_file() or path.stat().st_size == 0:

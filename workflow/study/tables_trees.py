@@ -1,7 +1,7 @@
-"""Tables of trees and verification rules: rows, what a round costs, how far the draft is right, what a lossy rule does.
+"""Tables of trees and verification rules: rows, costs of a round, confidence, and what a lossy rule does.
 
-In every one the draft's shape and its rule stand beside the cell; a gain compares two cells, each over its own baseline,
-prompts resampled jointly.
+In every one the draft's shape and its rule stand beside the cell.  A gain compares two cells, each over its own
+baseline, prompts resampled jointly.
 """
 
 from __future__ import annotations

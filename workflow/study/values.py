@@ -16,13 +16,16 @@ from specdec.measure.cost_model import expected_tokens
 from workflow.study import setting, values_drafts
 from workflow.study.named import ReportError, Values, is_empty, locate
 from workflow.study.results import Results
+from workflow.study.values_rows import foremost, plain_dict, unique, verdict_counts, verdict_of
+from workflow.study.values_trees import tree_sections
 
 ROW_LIMIT = 200
 """Longest table printed; the CSV files hold the rest."""
 
 KEY = ("draft", "policy", "k", "threshold", "temperature", "seed")
 CELL_COLUMNS = (
-    *("draft", "policy", "k", "threshold", "temperature", "seed", "dtype", "prompts", "tokens", "rounds", "drafted"),
+    *("draft", "policy", "k", "threshold", "temperature", "seed", "shape", "nodes", "verifier", "dtype", "prompts"),
+    *("tokens", "rounds", "drafted"),
     *("accepted", "acceptance_rate", "tokens_per_round", "tokens_per_s", "ar_tokens_per_s", "speedup", "speedup_low"),
     *("speedup_high", "decode_speedup", "ttft_ms", "ar_ttft_ms", "rows_looped", "rows_unequal"),
 )
@@ -51,34 +54,15 @@ def build_values(config: Mapping, results: Results) -> Values:
             "training": training,
             "lossless": losslessness_values(tables["losslessness"]),
             "cells": cell_values(results.tables["cells"]),
+            **tree_sections(tables),
             "config": setting.flatten(setting.in_force(config)),
             "limit": ROW_LIMIT,
         }
     )
 
 
-def verdict_of(low: float | None, high: float | None) -> str:
-    """Where an interval lies against 1; without one nothing is claimed."""
-    if low is None or high is None:
-        return "not distinguishable"
-    return "faster" if low > 1 else "slower" if high < 1 else "not distinguishable"
-
-
-def foremost(rows: Sequence[Mapping], ratio: str = "speedup", verdict: str = "verdict") -> Mapping:
-    """The row to speak of: the largest ratio among those that are surely faster, else the largest of all."""
-    return max(rows, key=lambda row: (row[verdict] == "faster", row[ratio]))
-
-
 def key_of(row: Mapping) -> tuple:
     return tuple(row.get(name) for name in KEY)
-
-
-def plain_dict(row: Values) -> dict:
-    return {name: row.get(name) for name in row}
-
-
-def unique(items: Sequence) -> list:
-    return list(dict.fromkeys(items))
 
 
 # --- where the time goes ---------------------------------------------------------------------
@@ -91,7 +75,11 @@ def share_rows(rows: list[Values], cells: list[Values]) -> dict[tuple, dict]:
     cells does not bend the prices.
     """
     number_format = cells[0].get("dtype") if cells else None
-    steps = {key_of(c): 1000 / c["ar_decode_tokens_per_s"] for c in cells if c.get("dtype") == number_format}
+    steps: dict[tuple, float] = {}
+    for cell in cells:
+        if cell.get("dtype") == number_format and cell.get("shape", "chain") == "chain":
+            # of the cells that differ in their rule alone, the usual rule's comes first
+            steps.setdefault(key_of(cell), 1000 / cell["ar_decode_tokens_per_s"])
     out = {}
     for row in rows:
         step = steps.get(key_of(row))
@@ -197,13 +185,6 @@ def model_gap(rows: list[dict]) -> str:
         return "unknown"
     ratio = last["tokens_per_round"] / last["tau_model"]
     return "above" if ratio > 1.05 else "below" if ratio < 0.95 else "meets"
-
-
-def verdict_counts(rows: Sequence[Mapping]) -> dict:
-    counts = {name: sum(row["verdict"] == name for row in rows) for name in ("faster", "slower")}
-    counts["open"] = len(rows) - sum(counts.values())
-    summary = next((name for name in counts if counts[name] == len(rows)), "mixed")
-    return counts | {"all": len(rows), "summary": summary}
 
 
 # --- dynamic depth ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Figures of draft trees: what a budget of nodes buys, what the draft expected and how far it may be believed, a tree."""
+"""Figures of draft trees: what nodes buy, what the draft expected, how far it may be believed, and one tree."""
 
 from __future__ import annotations
 
