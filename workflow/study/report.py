@@ -19,7 +19,7 @@ from workflow.study.formulas import Formulas
 from workflow.study.named import ReportError, Values
 from workflow.study.numbering import Numbering
 from workflow.study.rendering import write_pdf, write_whole
-from workflow.study.results import Results, read_results
+from workflow.study.results import ON_REQUEST, Results, read_results
 from workflow.study.values import build_values
 
 ENTRY = "report.html.j2"
@@ -33,7 +33,7 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     """
     config = config.model_dump(mode="json") if hasattr(config, "model_dump") else config
     templates = Path(templates_dir).resolve()
-    results = read_results(Path(results_dir).resolve(), config.get("pair"))
+    results = read_results(Path(results_dir).resolve(), config.get("pair"), asked(config))
     values = build_values(config, results)
     html = render(values, results, templates)
     css = (templates / "report.css").read_text(encoding="utf-8")
@@ -41,6 +41,12 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     page = html.replace("</head>", f"<style>\n{css}\n</style>\n</head>", 1)
     write_whole(Path(output_html).resolve(), page.encode("utf-8"))
     return values
+
+
+def asked(config) -> list[str]:
+    """The tables beyond the usual ones that the configuration wants in the report."""
+    experiments = config.get("experiments") or {}
+    return [name for name in ON_REQUEST if (experiments.get(name) or {}).get("in_report")]
 
 
 def render(values: Values, results: Results, templates: Path) -> str:

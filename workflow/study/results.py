@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec import records
+from workflow.study.measure_columns import ALWAYS, MEASURED_COLUMNS
 from workflow.study.named import ReportError
 
 TABLES = {
@@ -24,10 +25,17 @@ TABLES = {
     "time_shares": "draft policy k temperature draft_share target_share other_share prefill_share draft_ms_per_round "
     "target_ms_per_round other_ms_per_round",
     "cells": "draft policy k ar_decode_tokens_per_s",
+    **{name: " ".join(MEASURED_COLUMNS[name]) for name in ALWAYS},
 }
 """Every table the report needs, with the columns it reads."""
 
-FIGURES = ("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares")
+FIGURES = (
+    *("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"),
+    *("time_by_width", "roofline", "predicted_against_measured"),
+)
+
+ON_REQUEST = {"peers": "peers", "long_context": "time_by_context"}
+"""Tables that a study holds where its configuration asks for them, each with its figure."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,12 @@ class Results:
     categories: Mapping[str, int]
 
 
-def read_results(folder: Path, pair: str | None = None) -> Results:
-    """Everything under `folder`.  Raises `ReportError` naming the first file or column that is missing."""
-    tables = {name: read_table(folder / "tables" / f"{name}.csv", columns) for name, columns in TABLES.items()}
-    figures = {name: folder / "figures" / f"{name}.svg" for name in FIGURES}
+def read_results(folder: Path, pair: str | None = None, asked: Collection[str] = ()) -> Results:
+    """Everything under `folder`, of `ON_REQUEST` what was `asked` for.  Raises `ReportError` naming the first file or
+    column that is missing."""
+    needed = TABLES | {name: " ".join(MEASURED_COLUMNS[name]) for name in asked}
+    tables = {name: read_table(folder / "tables" / f"{name}.csv", columns) for name, columns in needed.items()}
+    figures = {name: folder / "figures" / f"{name}.svg" for name in (*FIGURES, *(ON_REQUEST[name] for name in asked))}
     for name, path in figures.items():
         if not path.is_file() or path.stat().st_size == 0:
             raise ReportError(f"figure {name!r} is missing: {path} does not exist or is empty")

@@ -16,6 +16,7 @@ from specdec.measure.cost_model import expected_tokens
 from workflow.study import setting
 from workflow.study.named import ReportError, Values, is_empty, locate
 from workflow.study.results import Results
+from workflow.study.values_measure import measure_values
 
 ROW_LIMIT = 200
 """Longest table printed; the CSV files hold the rest."""
@@ -50,6 +51,7 @@ def build_values(config: Mapping, results: Results) -> Values:
             "cells": cell_values(results.tables["cells"]),
             "config": setting.flatten(setting.in_force(config)),
             "limit": ROW_LIMIT,
+            **measure_values(results.tables),
         }
     )
 

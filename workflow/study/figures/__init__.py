@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdec.errors import UserError, unknown
 from workflow.study.columns import columns_of, write_text
-from workflow.study.figures import curves, policies, style
+from workflow.study.figures import curves, measure, policies, style
 from workflow.study.plan import FIGURES as NEEDED
 
 Frames = dict[str, pd.DataFrame]
@@ -30,6 +30,11 @@ FIGURES: dict[str, Callable[[Frames], plt.Figure]] = {
     "acceptance_by_position": curves.acceptance_by_position,
     "speedup_by_acceptance": policies.speedup_by_acceptance,
     "time_shares": policies.time_shares,
+    "time_by_width": measure.time_by_width,
+    "roofline": measure.roofline,
+    "predicted_against_measured": measure.predicted_against_measured,
+    "peers": measure.peers,
+    "time_by_context": measure.time_by_context,
 }
 
 
