@@ -8,18 +8,23 @@ for every token, but no faster: a byte of a long cache may not cost more than a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from specdec.decode import Generation, Request, autoregressive
 from specdec.errors import UserError
-from specdec.measure.alternate import Median, median
+from specdec.measure.alternate import median
 from specdec.measure.clock import Clock
 from specdec.measure.forward_times import tokens_of
 from specdec.models.transformer import Transformer
 from workflow.study.cells import Cell
 from workflow.study.config import StudyConfig
 from workflow.study.run_cell import Bench
+
+TOLERANCE = 1.05
+"""How far above the line a window may begin: the line's own error."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +83,21 @@ def row_bytes(model: Transformer) -> int:
 
 
 def rows_of(windows: Sequence[Window], weights: int, row: int) -> list[dict]:
-    """Medians by window, and whether a cached byte costs no more than in the first longer window.
+    """Medians by window, and whether time grows no faster than the cache: the straight line through the windows of the
+    shorter half, time against cached bytes, is not left upwards in the longer half.
 
     `time_ratio` and `bytes_ratio` are to the shortest context; at the memory's limit they would be equal.
     """
     times = [median(window.seconds) for window in windows]
-    first, rows, allowed = windows[0], [], None
+    first = windows[0]
+    half = (first.context + windows[-1].context) / 2
+    shorter = [(w.context, found.value) for w, found in zip(windows, times, strict=True) if w.context <= half]
+    line = straight(shorter)
+    rows = []
     for window, found in zip(windows, times, strict=True):
         cached = row * (window.context - first.context)
-        price = None if cached == 0 else (found.value - times[0].value) / cached
-        if price is not None and allowed is None:
-            allowed = (_high(found) - _low(times[0])) / cached
+        low = found.value if found.low is None else found.low
+        longer = line is not None and window.context > half
         rows.append(
             {
                 "context": window.context,
@@ -100,16 +109,18 @@ def rows_of(windows: Sequence[Window], weights: int, row: int) -> list[dict]:
                 "bytes": weights + row * window.context,
                 "bytes_ratio": (weights + row * window.context) / (weights + row * first.context),
                 "time_ratio": found.value / times[0].value,
-                "ns_per_cached_kb": None if price is None else 1e12 * price,
-                "grows_no_faster": None if price is None else (_low(found) - _high(times[0])) / cached <= allowed,
+                "ns_per_cached_kb": 1e12 * (found.value - times[0].value) / cached if cached else None,
+                "grows_no_faster": low <= TOLERANCE * line(window.context) if longer else None,
             }
         )
     return rows
 
 
-def _low(found: Median) -> float:
-    return found.value if found.low is None else found.low
-
-
-def _high(found: Median) -> float:
-    return found.value if found.high is None else found.high
+def straight(points: Sequence[tuple[float, float]]) -> Callable[[float], float] | None:
+    """The least-squares line through some points, never falling; None through fewer than two places."""
+    if len({place for place, _ in points}) < 2:
+        return None
+    slope, height = np.polyfit(*zip(*points, strict=True), 1)
+    if slope < 0:
+        slope, height = 0.0, float(np.mean([value for _, value in points]))
+    return lambda place: float(slope * place + height)

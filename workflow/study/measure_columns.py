@@ -14,6 +14,12 @@ MISSING = "missing"
 
 TIMING_ONLY = "timing only: random weights"
 
+ALWAYS = ("cost_model", "break_even", "predicted", "operators", "memory", "roofline")
+"""Tables of every study that are not made from cells alone."""
+
+ON_REQUEST = ("peers", "long_context")
+"""Those that a study holds where the configuration asks for them."""
+
 CHAIN = {
     "pair": _NAME,
     "draft": _NAME,

@@ -9,12 +9,7 @@ from typing import Any
 from workflow.study.code_hash import code_hash
 from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig
 from workflow.study.experiments import timed_cells
-
-ALWAYS = ("cost_model", "break_even", "predicted", "operators", "memory", "roofline")
-"""Tables of every study that are not made from cells alone."""
-
-ON_REQUEST = ("peers", "long_context")
-"""Those that a study holds where the configuration asks for them."""
+from workflow.study.measure_columns import ALWAYS, ON_REQUEST
 
 MEASURE_FIGURES: dict[str, tuple[str, ...]] = {
     "time_by_width": ("cost_model",),

@@ -166,7 +166,7 @@ def _predicted(config: StudyConfig, table: CostTable, cell: Cell, found: Measure
         row["predicted_tokens_per_round"] = expected_over_rounds(drafted, conditional)
         row["break_even_acceptance"] = break_even(row["price"], cell.k)
         row["alpha"] = _alpha(found)
-        if row["alpha"] is not None and not whole:
+        if row["alpha"] is not None and cell.policy == "fixed" and not whole:
             row["predicted_independent"] = leviathan_speedup(row["alpha"], cell.k, row["cost_ratio"])
     else:
         row |= {"verify_ratio": table.verify(cell.nodes + 1, context), "note": LEVELS}

@@ -20,7 +20,7 @@ from workflow.study.formulas import Formulas
 from workflow.study.named import ReportError, Values
 from workflow.study.numbering import Numbering
 from workflow.study.rendering import write_pdf, write_whole
-from workflow.study.results import Results, read_results
+from workflow.study.results import ON_REQUEST, Results, read_results
 from workflow.study.values import build_values
 
 ENTRY = "report.html.j2"
@@ -34,7 +34,7 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     """
     config = config.model_dump(mode="json") if hasattr(config, "model_dump") else config
     templates = Path(templates_dir).resolve()
-    results = read_results(Path(results_dir).resolve(), config.get("pair"), asked_for(config))
+    results = read_results(Path(results_dir).resolve(), config.get("pair"), asked(config))
     values = build_values(config, results)
     html = render(values, results, templates)
     css = (templates / "report.css").read_text(encoding="utf-8")
@@ -44,10 +44,12 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     return values
 
 
-def asked_for(config: Mapping) -> list[str]:
-    """The optional tables that this configuration makes; another run's may lie beside them."""
-    verification = (config.get("experiments") or {}).get("verification") or {}
-    return ["distribution"] if verification.get("distribution") else []
+def asked(config: Mapping) -> list[str]:
+    """The tables beyond the usual ones that the configuration wants in the report; another run's may lie beside them."""
+    experiments = config.get("experiments") or {}
+    found = [name for name in ON_REQUEST if (experiments.get(name) or {}).get("in_report")]
+    tested = (experiments.get("verification") or {}).get("distribution")
+    return [*found, "distribution"] if tested else found
 
 
 def render(values: Values, results: Results, templates: Path) -> str:

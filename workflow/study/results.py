@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec import records
+from workflow.study.measure_columns import ALWAYS, MEASURED_COLUMNS
 from workflow.study.named import ReportError
 
 TABLES = {
@@ -38,18 +39,26 @@ TABLES = {
     "draft_ms_per_round target_ms_per_round other_ms_per_round ar_step_ms",
     "confidence": "guesses kept mean_confidence",
     "example_tree": "shape nodes accepted",
+    **{name: " ".join(MEASURED_COLUMNS[name]) for name in ALWAYS},
     "lossy": "draft shape verifier exact_verifier perplexity ar_perplexity perplexity_ratio differing_share gain",
 }
 """Every table the report needs, with the columns it reads."""
-
-OPTIONAL = {"distribution": "draft shape verifier p_value p_holm power shift continuations tokens"}
-"""Tables of what a configuration may ask for."""
 
 FIGURES = (
     *("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"),
     *("drafts_by_position", "drafts_by_cost", "training_curves"),
     *("speedup_by_nodes", "expected_length", "confidence", "example_tree"),
+    *("time_by_width", "roofline", "predicted_against_measured"),
 )
+
+ON_REQUEST = {"peers": "peers", "long_context": "time_by_context"}
+"""Tables that a study holds where its configuration asks for them, each with its figure."""
+
+OPTIONAL = {
+    "distribution": "draft shape verifier p_value p_holm power shift continuations tokens",
+    **{name: " ".join(MEASURED_COLUMNS[name]) for name in ON_REQUEST},
+}
+"""Tables of what a configuration may ask for, with the columns that are read of them."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +72,15 @@ class Results:
     categories: Mapping[str, int]
 
 
-def read_results(folder: Path, pair: str | None = None, extra: Iterable[str] = ()) -> Results:
-    """Everything under `folder`, the optional tables named by `extra` too.
+def read_results(folder: Path, pair: str | None = None, asked: Collection[str] = ()) -> Results:
+    """Everything under `folder`, of `OPTIONAL` what was `asked` for.
 
     Raises `ReportError` naming the first file or column that is missing.
     """
-    wanted = TABLES | {name: OPTIONAL[name] for name in extra}
+    wanted = TABLES | {name: OPTIONAL[name] for name in asked}
     tables = {name: read_table(folder / "tables" / f"{name}.csv", columns) for name, columns in wanted.items()}
-    figures = {name: folder / "figures" / f"{name}.svg" for name in FIGURES}
+    drawn = [ON_REQUEST[name] for name in asked if name in ON_REQUEST]
+    figures = {name: folder / "figures" / f"{name}.svg" for name in (*FIGURES, *drawn)}
     for name, path in figures.items():
         if not path.is_file() or path.stat().st_size == 0:
             raise ReportError(f"figure {name!r} is missing: {path} does not exist or is empty")

@@ -16,6 +16,7 @@ from specdec.measure.cost_model import expected_tokens
 from workflow.study import setting, values_drafts
 from workflow.study.named import ReportError, Values, is_empty, locate
 from workflow.study.results import Results
+from workflow.study.values_measure import measure_values
 from workflow.study.values_rows import foremost, plain_dict, unique, verdict_counts, verdict_of
 from workflow.study.values_trees import tree_sections
 
@@ -57,6 +58,7 @@ def build_values(config: Mapping, results: Results) -> Values:
             **tree_sections(tables),
             "config": setting.flatten(setting.in_force(config)),
             "limit": ROW_LIMIT,
+            **measure_values(results.tables),
         }
     )
 

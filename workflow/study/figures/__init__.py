@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdec.errors import UserError, unknown
 from workflow.study.columns import columns_of, write_text
-from workflow.study.figures import curves, drafts, policies, style, trees
+from workflow.study.figures import curves, drafts, measure, policies, style, trees
 from workflow.study.plan import FIGURES as NEEDED
 
 Frames = dict[str, pd.DataFrame]
@@ -37,6 +37,11 @@ FIGURES: dict[str, Callable[[Frames], plt.Figure]] = {
     "expected_length": trees.expected_length,
     "confidence": trees.confidence,
     "example_tree": trees.example_tree,
+    "time_by_width": measure.time_by_width,
+    "roofline": measure.roofline,
+    "predicted_against_measured": measure.predicted_against_measured,
+    "peers": measure.peers,
+    "time_by_context": measure.time_by_context,
 }
 
 
