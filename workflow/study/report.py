@@ -34,7 +34,7 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     """
     config = config.model_dump(mode="json") if hasattr(config, "model_dump") else config
     templates = Path(templates_dir).resolve()
-    results = read_results(Path(results_dir).resolve(), config.get("pair"), asked(config))
+    results = read_results(Path(results_dir).resolve(), config.get("pair"), asked_for(config))
     values = build_values(config, results)
     html = render(values, results, templates)
     css = (templates / "report.css").read_text(encoding="utf-8")
@@ -44,8 +44,8 @@ def build_report(config, results_dir, templates_dir, output_pdf, output_html) ->
     return values
 
 
-def asked(config: Mapping) -> list[str]:
-    """The tables beyond the usual ones that the configuration wants in the report; another run's may lie beside them."""
+def asked_for(config: Mapping) -> list[str]:
+    """What this configuration reports beyond the usual tables; another run's may lie beside them."""
     experiments = config.get("experiments") or {}
     found = [name for name in ON_REQUEST if (experiments.get(name) or {}).get("in_report")]
     tested = (experiments.get("verification") or {}).get("distribution")
