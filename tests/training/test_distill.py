@@ -19,7 +19,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.loading import read_weights
 from specdec.training.assemble import assemble, cut_config, write_draft
 from specdec.training.corpus import AnswerCorpus, Sample
-from specdec.training.distill import LOSSES, Distillation, DistillRecipe
+from specdec.training.distill import LOSSES, Distillation, DistillRecipe, Laws
 from specdec.training.objective import Teacher, in_parts, mean
 from specdec.training.small import SmallModel, check_layers
 from specdec.training.trainer import Trainer, simulate
@@ -165,6 +165,23 @@ def test_gradients_in_parts_are_those_of_the_whole(name):
     (module(batch.tokens[:, :-1])[batch.loss] ** 2).sum().backward()
     plain = torch.cat([p.grad.flatten() for p in module.parameters()])
     torch.testing.assert_close(parts, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_the_weight_between_divergence_and_acceptance_is_no_way_to_learn():
+    """It follows alpha, but no gradient flows through it: a draft must not gain by being weighed otherwise."""
+    generator, head = torch.Generator().manual_seed(0), torch.randn(20, 8)
+    teacher, states = Teacher(head, None, torch.float32), torch.randn(3, 8, generator=generator)
+    logits = torch.randn(3, 20, generator=generator)
+
+    def gradient(rule):
+        q = logits.clone().requires_grad_()
+        rule(Laws(q.log_softmax(-1), torch.zeros(3, dtype=torch.long), teacher, states)).sum().backward()
+        return q.grad
+
+    alpha = 1 - LOSSES["total_variation"](Laws(logits.log_softmax(-1), None, teacher, states))
+    weight = torch.exp(-3 * alpha)[:, None]
+    expected = weight * gradient(LOSSES["forward_kl"]) + (1 - weight) * gradient(LOSSES["total_variation"])
+    torch.testing.assert_close(gradient(LOSSES["acceptance"]), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_changes_neither_a_samples_loss_nor_its_gradient():
