@@ -278,6 +278,12 @@ def test_the_linter_is_content(finished):
     assert "good condition" in snakemake(finished, "--lint")
 
 
+def test_every_table_and_figure_has_a_caption():
+    for kind, names in (("table", [*TABLES, "distribution"]), ("figure", FIGURES)):
+        text = (ROOT / "workflow" / "report" / f"{kind}.rst").read_text(encoding="utf-8")
+        assert [name for name in names if f'"{name}":' not in text] == []
+
+
 def test_rules_are_formatted():
     command = [sys.executable, "-m", "snakefmt", "--check", "Snakefile", "workflow/rules"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -56,9 +56,7 @@ def test_gains_are_over_the_improvement_named(config, folder):
             assert row["over"] == ("eagle2" if name == "ddd" else "none")
             assert row["gain"] == pytest.approx(row["speedup"] / rows[row["over"]]["speedup"])
             assert row["gain_low"] <= row["gain"] <= row["gain_high"]
-    policies = [
-        (row["shape"], row["policy"]) for name, row in rows.items() if name in ("none", "shape", "depth", "both")
-    ]
+    policies = [(row["shape"], row["policy"]) for row in (rows[name] for name in ("none", "shape", "depth", "both"))]
     assert policies == [("chain", "fixed"), ("opt_tree", "fixed"), ("chain", "cost"), ("opt_tree", "cost")]
 
 
