@@ -16,7 +16,7 @@ import pytest
 from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
 from workflow.study.config import load
-from workflow.study.experiments import TABLES, all_cells, cells_of
+from workflow.study.experiments import TABLES, all_cells, cells_for_table, cells_of
 from workflow.study.plan import FIGURES, Plan, code_hash
 
 pytestmark = pytest.mark.workflow
@@ -28,7 +28,7 @@ from specdec.errors import UserError
 from tests.workflow.synthetic import write_cell
 from workflow.study.prompts import evaluation_slice
 
-def run_cell(config, cell, output):
+def run_cell(config, cell, output, calibration=None):
     if cell.k == 7:
         raise UserError("planted mistake")
     start = time.time()
@@ -67,7 +67,8 @@ def snakemake(project: Path, *arguments: str, check: bool = True) -> str:
 
 def jobs(output: str) -> dict[str, int]:
     """The table of jobs of a dry run."""
-    found = re.findall(r"^(all|model|text|head|own_prompts|decode|table|figure|report) +(\d+)$", output, re.MULTILINE)
+    kinds = "all|model|text|head|own_prompts|calibrate|decode|distribution|table|figure|report"
+    found = re.findall(rf"^({kinds}) +(\d+)$", output, re.MULTILINE)
     return {name: int(count) for name, count in found}
 
 
@@ -87,6 +88,9 @@ def finished(tmp_path_factory) -> Path:
     own.parent.mkdir(parents=True)
     own.write_text('{"question_id": "own_kind_0", "category": "own_kind", "turns": ["text"]}')
     synthetic.write_cells(project, config, all_cells(config), project)
+    measured = project / "results/calibration/smollm2/layer_skip.json"
+    measured.parent.mkdir(parents=True)
+    measured.write_text("{}")
     for folder, names in (("tables", [f"{t}.{e}" for t in TABLES for e in ("csv", "parquet")]), ("figures", FIGURES)):
         (project / "results" / folder).mkdir()
         for name in names:
@@ -167,7 +171,8 @@ def test_the_default_study_is_planned_from_nothing(tmp_path):
 
 
 def test_the_other_pair_is_planned_without_weights_and_stops_before_any_job(finished):
-    assert jobs(plan_of(finished, "--config", "pair=qwen3"))["decode"] == 27
+    planned = jobs(plan_of(finished, "--config", "pair=qwen3"))
+    assert (planned["decode"], planned["calibrate"]) == (42, 1)
     output = snakemake(finished, "--cores", "1", "--config", "pair=qwen3", check=False)
     assert "hf download Qwen/Qwen3-1.7B --local-dir" in output
     assert "resources/models/qwen3-0.6b" in output
@@ -186,6 +191,36 @@ def test_settings_of_the_command_line_are_typed(finished, setting, expected):
     output = snakemake(finished, "--dry-run", "--config", setting, check=False)
     assert expected in output
     assert "Traceback" not in output
+
+
+def test_methods_that_need_measurements_wait_for_them_and_others_do_not(finished, edited):
+    """What was measured is not measured again; when it is, only the cells that read its numbers are decoded anew."""
+    edited("config.yaml", "calibration: committed", "calibration: measured")
+    output = plan_of(finished, "results/tables/ablation.csv")
+    assert "calibrate" not in jobs(output), "it has been measured before"
+    (finished / "results/calibration/smollm2/layer_skip.json").unlink()
+    output = plan_of(finished, "results/tables/ablation.csv")
+    assert jobs(output)["calibrate"] == 1
+    assert {name.split("-")[1] for name in decoded(output)} == {"cost", "ddd"}
+
+
+@pytest.mark.parametrize("table", ["trees", "verification", "ablation"])
+def test_each_new_table_needs_its_own_cells_only(tmp_path_factory, finished, table):
+    for path in (finished / "results/cells/smollm2").iterdir():
+        path.rename(path.with_suffix(".away"))
+    try:
+        output = plan_of(finished, f"results/tables/{table}.csv")
+        config = load(finished / "config.yaml")
+        assert decoded(output) == sorted(cell.name for cell in cells_for_table(config, table))
+    finally:
+        for path in (finished / "results/cells/smollm2").iterdir():
+            path.rename(path.with_suffix(".parquet"))
+
+
+def test_a_distribution_test_runs_on_request(finished, edited):
+    edited("config.yaml", "distribution: null", "distribution: { continuations: 200, tokens: 2, shift: 0.1 }")
+    output = plan_of(finished, "results/tables/distribution.csv")
+    assert jobs(output)["distribution"] == 8, "the baseline and seven pairs of shape and exact rule"
 
 
 def test_jobs_run_one_at_a_time_and_mistakes_are_one_line(finished):
@@ -254,6 +289,12 @@ def test_profiles_parse(finished, profile):
 
 def test_the_linter_is_content(finished):
     assert "good condition" in snakemake(finished, "--lint")
+
+
+def test_every_table_and_figure_has_a_caption():
+    for kind, names in (("table", [*TABLES, "distribution"]), ("figure", FIGURES)):
+        text = (ROOT / "workflow" / "report" / f"{kind}.rst").read_text(encoding="utf-8")
+        assert [name for name in names if f'"{name}":' not in text] == []
 
 
 def test_rules_are_formatted():

@@ -47,7 +47,7 @@ def project(tmp_path_factory) -> Path:
     config["experiments"]["losslessness"]["dtypes"] = []
     config["experiments"]["trees"] |= {"k": 3, "deepest": 3, "nodes": [4]}
     config["experiments"]["verification"] |= {"k": 3, "nodes": 4}
-    config["experiments"]["verification"]["rules"] = {"chain": ["rejection", "typical"], "sampled": ["traversal"]}
+    config["experiments"]["verification"]["rules"] = {"chain": ["rejection", "typical"]}
     config["experiments"]["ablation"] |= {"k": 3, "deepest": 3, "nodes": 4}
     config["studies"]["default"] |= {"per_category": None, "max_new_tokens": TOKENS, "rules": None}
     config["studies"]["default"]["trees"] = {"contenders": ["opt_tree", "sequoia"], "nodes": None}
@@ -70,7 +70,7 @@ def test_the_report_is_there_and_speaks_of_the_pair(project):
 
 def test_every_cell_holds_both_arms_of_every_prompt_at_full_length(project):
     cells = sorted((project / "results" / "cells" / "qwen3").glob("*.parquet"))
-    assert len(cells) == 16
+    assert len(cells) == 15
     for cell in cells:
         table, metadata = read(cell)
         rows = table.to_pandas()

@@ -70,7 +70,7 @@ def test_every_cell_of_both_sizes_is_legal_and_most_products_are_not(config, cha
     found = {True: 0, False: 0}
     for shape, verifier in itertools.product(["chain", *config.shapes], legal.VERIFIERS):
         try:
-            legal.check(config, Cell("smollm2", "layer_skip", "fixed", 4, 0, 1.0, shape=shape, verifier=verifier))
+            legal.check(config, Cell("smollm2", "layer_skip", "fixed", 4, None, 1.0, shape=shape, verifier=verifier))
         except UserError:
             found[False] += 1
         else:

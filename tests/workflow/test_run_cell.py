@@ -104,6 +104,11 @@ def test_every_shape_under_every_policy_writes_the_baselines_text(config, folder
             assert [example["nodes"][node]["parent"] for node in path] == [-1, *path][: len(path)]
 
 
+def test_a_draft_that_proposes_in_one_go_needs_no_shape(config, folder, calibrations):
+    rows, _ = run(config, Cell("qwen3", "ngram", "fixed", 4, dtype="float32"), folder, calibrations)
+    assert rows[rows.arm == "speculative"].confidence.map(lambda rounds: sum(map(len, rounds))).sum() == 0
+
+
 @pytest.mark.parametrize("verifier", list(legal.VERIFIERS))
 @pytest.mark.parametrize("shape", ["chain", "sampled", "sampled_with", "static", "coarse_fine"])
 def test_every_rule_runs_where_it_is_legal_and_is_refused_elsewhere(config, folder, calibrations, shape, verifier):

@@ -31,12 +31,12 @@ def engine_options(config: StudyConfig, cell: Cell, known: Calibration | None) -
     return {"shape": shape, "policy": cell.policy, "threshold": cell.threshold}
 
 
-def engine_shape(config: StudyConfig, cell: Cell, name: str, known: Calibration | None) -> dict:
-    """The engine's {kind: ..., option: ...} of a shape's name."""
+def engine_shape(config: StudyConfig, cell: Cell, name: str, known: Calibration | None) -> str | dict:
+    """The engine's {kind: ..., option: ...} of a shape's name, or the name of the chain."""
     spec = config.shape(name)
     match spec:
         case None:
-            return {"kind": CHAIN}
+            return CHAIN
         case StaticShape():
             return {"kind": "static_tree", "paths": spec.preset or spec.widths or spec.paths}
         case SampledShape():
