@@ -4,7 +4,6 @@ refused with the reason."""
 from functools import cache
 
 import pytest
-import torch
 
 from specdec.decode import Request, autoregressive, speculative
 from specdec.drafters import Eagle, LanguageModel, LayerSkip, NGram
@@ -25,14 +24,14 @@ DRAFTS = {
     "eagle1": lambda target: head(target, 1, None),
 }
 TREES = {
-    "medusa": {"kind": "static_tree", "shape": "medusa"},
-    "paths": {"kind": "static_tree", "shape": ((0,), (1,), (1, 0), (2,), (0, 2))},
-    "fitted": {"kind": "static_tree", "shape": fit((0.5, 0.3, 0.1), NODES, K).paths},
+    "medusa": {"kind": "static_tree", "paths": "medusa"},
+    "paths": {"kind": "static_tree", "paths": ((0,), (1,), (1, 0), (2,), (0, 2))},
+    "fitted": {"kind": "static_tree", "paths": fit((0.5, 0.3, 0.1), NODES, K).paths},
     "without replacement": {"kind": "sampled_tree", "widths": (2, 2, 1)},
     "with replacement": {"kind": "sampled_tree", "widths": (2, 2, 1), "replacement": True},
     "eagle2": "eagle2",
     "opt_tree": {"kind": "opt_tree", "delta": 0.05},
-    "coarse_fine": {"kind": "coarse_fine", "coarse": {"kind": "static_tree", "shape": (3, 2)}, "fine": "chain"},
+    "coarse_fine": {"kind": "coarse_fine", "coarse": {"kind": "static_tree", "paths": (3, 2)}, "fine": "chain"},
 }
 CHAINS = {name: min(0.5, rule.range[1]) if rule.range else None for name, rule in RULES.items()}
 CHAIN_ONLY = ("block", "rejection")
@@ -93,16 +92,15 @@ def test_trees_under_every_rule_for_trees_give_the_baselines_tokens(draft, shape
     assert outputs(lambda: build_grower(TREES[shape], DRAFTS[draft](target()), k=K), verifier)
 
 
-@pytest.mark.parametrize("policy", ["ddd"])
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_trees_that_decide_their_depth_do_too(draft, policy):
+def test_trees_that_decide_their_depth_do_too(draft):
     def make():
-        return build_grower({"kind": "eagle2", "levels": [1, 2]}, DRAFTS[draft](target()), k=K, policy=policy)
+        return build_grower({"kind": "eagle2", "levels": [1, 2]}, DRAFTS[draft](target()), k=K, policy="ddd")
 
     assert outputs(make, "greedy")
 
 
-@pytest.mark.parametrize("rule", NGram.RULES if hasattr(NGram, "RULES") else ["longest", "first", "first_full"])
+@pytest.mark.parametrize("rule", ["longest", "first", "first_full"])
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_copied_text_under_every_rule_gives_the_baselines_tokens(rule, verifier):
     outputs(lambda: NGram(rule), verifier)
@@ -126,15 +124,3 @@ def test_a_rule_for_independent_candidates_refuses_others(shape):
 def test_a_chains_depth_rule_is_refused_for_a_tree(shape, policy):
     with pytest.raises(UserError, match=policy):
         build_grower(shape, DRAFTS["near"](target()), k=K, policy=policy, threshold=CHAINS[policy])
-
-
-def test_a_combination_that_is_wrong_is_seen():
-    class Liar(Eagle):
-        def root(self):
-            return torch.zeros_like(super().root())
-
-    config = heads.config_of(3, None)
-    drafter = build_grower("chain", Liar(config, heads.weights_of(config), target(), None), k=K)
-    assert outputs(lambda: drafter, "greedy")  # a bad draft is slow, never wrong
-    with pytest.raises(AssertionError):
-        assert autoregressive(target(), request(2)).run().output_ids == answer(9)
