@@ -1,11 +1,12 @@
-"""Gather small trainings into one file: what each changes against the first, and how well its head guesses.
+"""Gather small trainings into one file: what each changes against its base, and how well its head guesses.
 
-    python -m specdec.training.collect RUNS OUT --base NAME
+    python -m specdec.training.collect OUT --group RUNS BASE [--group RUNS BASE ...]
 
-RUNS is a folder of heads (each with its `training.json`), OUT a JSON file: a list of rows `{name, method, changes,
-token_passes, updates, tokens_per_round, acceptance_at_1 .. 4}`.  `name` is the folder's, `changes` the settings in
-which its recipe or the shape of its head differs from those of the base, which comes first.  All are measured at K = 4
-on the same held-out text; trainings on another text or of another length cannot be compared and are refused.
+RUNS is a folder of heads (each with its `training.json`) of equal length, of which BASE is the one they are compared
+with; OUT a JSON file: a list of rows `{base, name, method, changes, token_passes, updates, tokens_per_round,
+acceptance_at_1 .. 4}`.  `name` is the folder's, `changes` the settings in which its recipe or the shape of its head
+differs from those of the base, which comes first in its group.  All are measured at K = 4 on the same held-out text;
+trainings of a group on another text or of another length cannot be compared and are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from specdec.errors import UserError
 
 SIMULATED = ("tokens_per_round", *(f"acceptance_at_{place}" for place in range(1, 5)))
 """What a record says of a head on held-out text."""
-ROW = ("name", "method", "changes", "token_passes", "updates", *SIMULATED)
+ROW = ("base", "name", "method", "changes", "token_passes", "updates", *SIMULATED)
 NOT_SETTINGS = ("evaluate_every", "save_seconds", "token_passes")
 SHAPE = ("taps", "draft_vocabulary")
 SLACK = 0.05
@@ -50,7 +51,7 @@ def collect(runs: Path, base: str) -> list[dict]:
             raise UserError(f"{runs / name}: had {passes}; only equal ones can be compared")
         own = settings_of(record)
         changed = {key: own.get(key) for key in {**reference, **own} if own.get(key) != reference.get(key)}
-        row = {"name": name, "method": record["method"], "changes": changed}
+        row = {"base": base, "name": name, "method": record["method"], "changes": changed}
         row |= {key: record[key] for key in ("token_passes", "updates")}
         rows.append(row | {key: record["held_out"][key] for key in SIMULATED})
     return rows
@@ -84,12 +85,18 @@ def read_rows(path: Path) -> list[dict]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m specdec.training.collect", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, help="folder of trained heads, one a folder")
     parser.add_argument("out", type=Path, help="JSON file to write")
-    parser.add_argument("--base", required=True, metavar="NAME", help="the training that the others are compared with")
+    parser.add_argument(
+        "--group",
+        nargs=2,
+        action="append",
+        required=True,
+        metavar=("RUNS", "BASE"),
+        help="folder of trained heads, one a folder, and the name of the one that the others are compared with",
+    )
     flags = parser.parse_args(arguments)
     try:
-        rows = collect(flags.runs, flags.base)
+        rows = [row for runs, base in flags.group for row in collect(Path(runs), base)]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

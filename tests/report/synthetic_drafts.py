@@ -43,11 +43,13 @@ def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[
         for i in range(1, 5)
         if trained
     ]
-    small = {"pair": pair, "method": "eagle3", "token_passes": 50_000, "updates": 40}
+    small = {"pair": pair, "base": "base", "method": "eagle3", "token_passes": 50_000, "updates": 40}
     ablations = [
         small | {"name": "base", "changes": None} | simulated(1.4),
         small | {"name": "one_step", "changes": "steps = 1"} | simulated(1.31),
         small | {"name": "loss_of_acceptance", "changes": "acceptance = 0.5"} | simulated(1.43),
+        small | {"base": "long", "name": "long", "changes": None, "token_passes": 300_000} | simulated(1.8),
+        small | {"base": "long", "name": "no_fusion", "changes": "taps = 27", "token_passes": 300_000} | simulated(1.7),
     ]
     return {"training": heads, "training_curves": curves, "training_ablations": ablations if trained else []}
 

@@ -39,7 +39,7 @@ def runs(tmp_path) -> Path:
 
 
 def test_rows_say_what_each_changes_and_the_base_comes_first(runs):
-    assert main([str(runs), str(runs / "out" / "ablations.json"), "--base", "base"]) == 0
+    assert main([str(runs / "out" / "ablations.json"), "--group", str(runs), "base"]) == 0
     rows = read_rows(runs / "out" / "ablations.json")
     assert [(row["name"], row["changes"]) for row in rows] == [
         ("base", {}),
@@ -59,12 +59,12 @@ def test_rows_say_what_each_changes_and_the_base_comes_first(runs):
 )
 def test_what_cannot_be_compared_is_refused(runs, other, said, capsys):
     (runs / "unfinished" / "training.json").write_text(json.dumps(other))
-    assert main([str(runs), str(runs / "out.json"), "--base", "base"]) == 1
+    assert main([str(runs / "out.json"), "--group", str(runs), "base"]) == 1
     assert said in capsys.readouterr().err and not (runs / "out.json").exists()
 
 
 def test_a_base_that_is_not_there_is_named_with_those_that_are(runs, capsys):
-    assert main([str(runs), str(runs / "out.json"), "--base", "bse"]) == 1
+    assert main([str(runs / "out.json"), "--group", str(runs), "bse"]) == 1
     assert "no training of the name bse there" in (said := capsys.readouterr().err) and "a_fewer_steps, base" in said
 
 

@@ -57,8 +57,9 @@ def write_heads(root: Path, config: StudyConfig) -> None:
             (folder / "model.safetensors").write_bytes(b"x" * 1000)
             (folder / "training.json").write_text(json.dumps(record_of(draft, 2 + index)))
     rows = [
-        {"name": "base", "method": "eagle3", "changes": {}, "token_passes": 50_000, "updates": 40, **simulated(1.4)},
-        {"name": "one_step", "method": "eagle3", "changes": {"steps": 1, "noise": None}}
+        {"base": "base", "name": "base", "method": "eagle3", "changes": {}}
+        | {"token_passes": 50_000, "updates": 40, **simulated(1.4)},
+        {"base": "base", "name": "one_step", "method": "eagle3", "changes": {"steps": 1, "noise": None}}
         | {"token_passes": 50_100, "updates": 41, **simulated(1.3)},
     ]
     (Path(root) / config.ablations_path()).write_text(json.dumps(rows))

@@ -131,6 +131,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
     },
     "training_ablations": {
         "pair": _NAME,
+        "base": _NAME,
         "name": _NAME,
         "method": _NAME,
         "changes": _NAME,

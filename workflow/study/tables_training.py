@@ -101,7 +101,8 @@ def ablations(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
     if not path.is_file():
         return []
     return [
-        {"pair": config.pair, "name": row["name"], "method": row["method"]}
+        {"pair": config.pair}
+        | {name: row[name] for name in ("base", "name", "method")}
         | {"changes": ", ".join(f"{key} = {_show(value)}" for key, value in row["changes"].items()) or None}
         | {name: row[name] for name in ("token_passes", "updates", *SIMULATED)}
         for row in read_rows(path)

@@ -137,7 +137,7 @@ def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadat
         "same_text": same["answer_tokens"] and same["conversations"],
         "different": [name for name in shared[2:] if not same[name]],
         "curves": [curve_values(head, tables["training_curves"]) for head in heads],
-        "ablations": ablation_values(tables["training_ablations"]),
+        "ablations": ablation_groups(tables["training_ablations"]),
     }
 
 
@@ -165,10 +165,16 @@ def curve_values(head: Values, rows: list[Values]) -> dict:
     }
 
 
-def ablation_values(rows: list[Values]) -> dict | None:
-    """Small trainings against the first of them, the base."""
-    if not rows:
-        return None
+def ablation_groups(rows: list[Values]) -> list[dict]:
+    """Small trainings by the base they are compared with, the shortest first."""
+    groups = [
+        _ablation_group([row for row in rows if row["base"] == base])
+        for base in dict.fromkeys(row["base"] for row in rows)
+    ]
+    return sorted(groups, key=lambda group: group["base"]["token_passes"])
+
+
+def _ablation_group(rows: list[Values]) -> dict:
     base = rows[0]
     others = [{"row": row, "difference": row["tokens_per_round"] - base["tokens_per_round"]} for row in rows[1:]]
     worst = min(others, key=lambda other: other["difference"], default=None)
