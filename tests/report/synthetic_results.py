@@ -9,6 +9,8 @@ import csv
 from pathlib import Path
 
 from specdec import records
+from tests.helpers import measured_tables
+from workflow.study.results import FIGURES, ON_REQUEST
 
 PAIR, PROMPTS, TOKENS, STEP_MS = "smollm2", 8, 384, 18.0
 DEPTHS = (1, 2, 4, 8)
@@ -167,7 +169,9 @@ def write_results(folder: Path, variant: str = "slower", *, extra_cells: int = 0
     }
     for name, rows in tables.items():
         write_csv(folder / "tables" / f"{name}.csv", rows)
-    for name in ("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"):
+    costs = {draft: shape[2] for draft, shape in DRAFTS[variant].items()}
+    measured_tables.write(folder / "tables", measured_tables.every(costs, timing_only=variant == "faster"))
+    for name in (*FIGURES, *ON_REQUEST.values()):
         path = folder / "figures" / f"{name}.svg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(chart(name, [r["speedup"] for r in fixed[1:]]), encoding="utf-8")

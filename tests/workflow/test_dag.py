@@ -17,6 +17,7 @@ from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
 from workflow.study.config import load
 from workflow.study.experiments import TABLES, all_cells
+from workflow.study.measure_columns import ALWAYS
 from workflow.study.plan import FIGURES, Plan, code_hash
 
 pytestmark = pytest.mark.workflow
@@ -45,7 +46,7 @@ def copy_project(folder: Path) -> Path:
     project = folder / "dir with space" / "推测"
     project.mkdir(parents=True)
     leave = shutil.ignore_patterns("__pycache__", "*.gguf", "*.safetensors")
-    for name in ("workflow", "specdec", "env", "tests/workflow"):
+    for name in ("workflow", "specdec", "env", "tests/workflow", "tests/helpers"):
         shutil.copytree(ROOT / name, project / name, ignore=leave)
     for name in ("Snakefile", "config.yaml"):
         shutil.copy(ROOT / name, project / name)
@@ -65,7 +66,8 @@ def snakemake(project: Path, *arguments: str, check: bool = True) -> str:
 
 def jobs(output: str) -> dict[str, int]:
     """The table of jobs of a dry run."""
-    found = re.findall(r"^(all|model|decode|table|figure|report) +(\d+)$", output, re.MULTILINE)
+    rules = "all|model|decode|table|figure|report|cost_model|predicted|profile|peers"
+    found = re.findall(rf"^({rules}) +(\d+)$", output, re.MULTILINE)
     return {name: int(count) for name, count in found}
 
 
@@ -82,7 +84,8 @@ def finished(tmp_path_factory) -> Path:
     stamp.parent.mkdir(parents=True)
     stamp.write_text("{}")
     synthetic.write_cells(project, config, all_cells(config), project)
-    for folder, names in (("tables", [f"{t}.{e}" for t in TABLES for e in ("csv", "parquet")]), ("figures", FIGURES)):
+    tables = [f"{table}.{end}" for table in (*TABLES, *ALWAYS) for end in ("csv", "parquet")]
+    for folder, names in (("tables", tables), ("figures", FIGURES)):
         (project / "results" / folder).mkdir()
         for name in names:
             (project / "results" / folder / (name if "." in name else f"{name}.svg")).write_text("x")
@@ -146,10 +149,22 @@ def test_a_calibrated_value_reruns_only_its_tables(finished, edited):
 def test_the_default_study_is_planned_from_nothing(tmp_path):
     project = copy_project(tmp_path)
     output = plan_of(project)
-    assert jobs(output) == {"all": 1, "model": 1, "decode": 14, "table": 7, "figure": 5, "report": 1}
+    once = dict.fromkeys(("all", "model", "cost_model", "predicted", "profile", "report"), 1)
+    assert jobs(output) == once | {"decode": 14, "table": 7, "figure": 8}
     partial = plan_of(project, "results/tables/dynamic_k.csv")
     assert jobs(partial) == {"model": 1, "decode": 9, "table": 1}
     assert not any(name.startswith("ngram") for name in decoded(partial))
+
+
+def test_peers_are_planned_only_where_they_are_asked_for(finished, edited):
+    assert jobs(plan_of(finished, "results/tables/peers.csv")) == {"peers": 1}
+    edited("config.yaml", "in_report: false\n    prompts: 6", "in_report: true\n    prompts: 6")
+    assert jobs(plan_of(finished)) == {"all": 1, "peers": 1, "figure": 1, "report": 1}
+
+
+def test_a_cost_setting_reruns_costs_and_what_is_made_of_them(finished, edited):
+    edited("config.yaml", "repeats: 9 # of each", "repeats: 7 # of each")
+    assert jobs(plan_of(finished)) == {"all": 1, "cost_model": 1, "predicted": 1, "figure": 2, "report": 1}
 
 
 def test_the_other_pair_is_planned_without_weights_and_stops_before_any_job(finished):
