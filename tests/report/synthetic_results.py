@@ -9,6 +9,7 @@ import csv
 from pathlib import Path
 
 from specdec import records
+from tests.helpers import measured_tables
 from tests.report import synthetic_drafts
 from tests.report.synthetic_trees import tree_tables
 from workflow.study.plan import FIGURES
@@ -186,6 +187,8 @@ def write_results(folder: Path, variant: str = "slower", *, extra_cells: int = 0
     tables |= tree_tables(lambda *numbers: priced_row(*numbers)[0], baseline_row()[0], variant)
     for name, rows in tables.items():
         write_csv(folder / "tables" / f"{name}.csv", rows)
+    costs = {draft: shape[2] for draft, shape in DRAFTS[variant].items()}
+    measured_tables.write(folder / "tables", measured_tables.every(costs, timing_only=variant == "faster"))
     for name in FIGURES:
         path = folder / "figures" / f"{name}.svg"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pypdfium2
 import pytest
 
+from tests.helpers import measured_tables
 from tests.report.synthetic_results import CONFIG, write_csv, write_results
 from tests.report.synthetic_trees import distribution_rows
 from workflow.study.named import ReportError
@@ -50,6 +51,7 @@ def faster(tmp_path_factory) -> Path:
 
 HEADINGS = (
     *("Question and terms", "Background and method", "Setup", "Implementation", "Fixed depth", "Where the time goes"),
+    *("What the machine allows", "The cost model"),
     *("Trained drafts", "Which draft", "Acceptance by position", "Dynamic depth", "Draft trees", "Verification rules"),
     *("Ablation", "Losslessness", "Limits", "What did not work", "The answer so far"),
     *("References", "Appendix"),
@@ -124,7 +126,7 @@ def told(path: Path) -> str:
 
 
 def rendered(folder: Path, config=CONFIG):
-    results = read_results(folder, config["pair"])
+    results = read_results(folder, config["pair"], asked_for(config))
     values = build_values(config, results)
     return values, render(values, results, TEMPLATES)
 
@@ -329,3 +331,39 @@ def test_a_distribution_test_is_reported_where_it_was_asked_for(tmp_path):
         results = read_results(folder, "smollm2", asked_for(config))
         assert words in render(build_values(config, results), results, TEMPLATES)
     assert asked_for(CONFIG) == [] and "A test on the target itself" not in rendered(folder)[1]
+
+
+ASKED = CONFIG | {"experiments": {"peers": {"in_report": True}, "long_context": {"in_report": True}}}
+
+
+def test_other_tools_and_long_texts_are_shown_where_they_are_asked_for(tmp_path):
+    folder = write_results(tmp_path, "faster")
+    _, html = rendered(folder)
+    assert "Against other tools" not in html and "Long texts" not in html
+    values, html = rendered(folder, ASKED)
+    assert "The fastest other arm in the same precision is llama.cpp" in html and "1.33\u00d7 that" in html
+    assert "missing: not installed" in html and "Time grows no faster than the cache" in html
+    assert values["peers"]["limit_tokens_per_s"] == pytest.approx(80 / 0.7)
+    assert_seamless(html)
+
+
+def test_the_cost_model_says_what_its_tables_say(tmp_path):
+    """Predictions that are close and far, passes that are cheap and dear, a pair of random weights and none."""
+    said = {}
+    for name, error in (("close", 0.03), ("apart", 0.4)):
+        folder = write_results(tmp_path / name, "faster")
+        drafts = {"small": 0.18, "ngram": 0.01}
+        measured_tables.write(folder / "tables", {"predicted": measured_tables.predicted_rows(drafts, error)})
+        _, said[name] = rendered(folder)
+        assert_seamless(said[name])
+    assert "explain the speed-ups" in said["close"] and "something beside the price" in said["apart"]
+    assert "Up to 5 tokens are scored within 1.25 times" in said["close"]
+    assert "timing only" in said["close"] and "absent" in said["close"]
+    folder = write_results(tmp_path / "plain", "slower")
+    rows = read_table(folder / "tables" / "cost_model.csv")
+    for row in rows:
+        row["cost_ratio"] = row["width"] if row["role"] == "target" else row["cost_ratio"]
+    write_csv(folder / "tables" / "cost_model.csv", rows)
+    _, html = rendered(folder)
+    assert "no wider pass stays within" in html and "timing only" not in html
+    assert_seamless(html)

@@ -17,6 +17,7 @@ from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
 from workflow.study.config import load
 from workflow.study.experiments import TABLES, all_cells, cells_for_table, cells_of
+from workflow.study.measure_columns import ALWAYS, ON_REQUEST
 from workflow.study.plan import FIGURES, Plan, code_hash
 
 pytestmark = pytest.mark.workflow
@@ -45,7 +46,7 @@ def copy_project(folder: Path) -> Path:
     project = folder / "dir with space" / "推测"
     project.mkdir(parents=True)
     leave = shutil.ignore_patterns("__pycache__", "*.gguf", "*.safetensors")
-    for name in ("workflow", "specdec", "env", "tests/workflow"):
+    for name in ("workflow", "specdec", "env", "tests/workflow", "tests/helpers"):
         shutil.copytree(ROOT / name, project / name, ignore=leave)
     for name in ("Snakefile", "config.yaml"):
         shutil.copy(ROOT / name, project / name)
@@ -68,7 +69,7 @@ def snakemake(project: Path, *arguments: str, check: bool = True) -> str:
 def jobs(output: str) -> dict[str, int]:
     """The table of jobs of a dry run."""
     kinds = "all|model|text|head|own_prompts|calibrate|decode|distribution|table|figure|report"
-    found = re.findall(rf"^({kinds}) +(\d+)$", output, re.MULTILINE)
+    found = re.findall(rf"^({kinds}|cost_model|predicted|profile|peers) +(\d+)$", output, re.MULTILINE)
     return {name: int(count) for name, count in found}
 
 
@@ -91,7 +92,8 @@ def finished(tmp_path_factory) -> Path:
     measured = project / "results/calibration/smollm2/layer_skip.json"
     measured.parent.mkdir(parents=True)
     measured.write_text("{}")
-    for folder, names in (("tables", [f"{t}.{e}" for t in TABLES for e in ("csv", "parquet")]), ("figures", FIGURES)):
+    tables = [f"{table}.{end}" for table in (*TABLES, *ALWAYS) for end in ("csv", "parquet")]
+    for folder, names in (("tables", tables), ("figures", FIGURES)):
         (project / "results" / folder).mkdir()
         for name in names:
             (project / "results" / folder / (name if "." in name else f"{name}.svg")).write_text("x")
@@ -155,19 +157,27 @@ def test_a_calibrated_value_reruns_only_its_tables(finished, edited):
 def test_the_default_study_is_planned_from_nothing(tmp_path):
     project = copy_project(tmp_path)
     output = plan_of(project)
-    assert jobs(output) == {
-        "all": 1,
-        "model": 1,
-        "own_prompts": 1,
+    once = ("all", "model", "own_prompts", "cost_model", "predicted", "profile", "report")
+    assert jobs(output) == dict.fromkeys(once, 1) | {
         "decode": len(all_cells(load(project / "config.yaml"))),
         "table": len(TABLES),
-        "figure": len(FIGURES),
-        "report": 1,
+        "figure": len(FIGURES) - len(ON_REQUEST),
     }
     partial = plan_of(project, "results/tables/dynamic_k.csv")
     names = {cell.name for cell in cells_of(load(project / "config.yaml"), "dynamic_k")}
     assert jobs(partial) == {"model": 1, "decode": len(names), "table": 1}
     assert set(decoded(partial)) == names and not any(name.startswith("ngram") for name in names)
+
+
+def test_peers_are_planned_only_where_they_are_asked_for(finished, edited):
+    assert jobs(plan_of(finished, "results/tables/peers.csv")) == {"peers": 1}
+    edited("config.yaml", "in_report: false\n    prompts: 6", "in_report: true\n    prompts: 6")
+    assert jobs(plan_of(finished)) == {"all": 1, "peers": 1, "figure": 1, "report": 1}
+
+
+def test_a_cost_setting_reruns_costs_and_what_is_made_of_them(finished, edited):
+    edited("config.yaml", "repeats: 9 # of each", "repeats: 7 # of each")
+    assert jobs(plan_of(finished)) == {"all": 1, "cost_model": 1, "predicted": 1, "figure": 2, "report": 1}
 
 
 def test_the_other_pair_is_planned_without_weights_and_stops_before_any_job(finished):

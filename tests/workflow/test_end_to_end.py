@@ -51,6 +51,9 @@ def project(tmp_path_factory) -> Path:
     config["experiments"]["ablation"] |= {"k": 3, "deepest": 3, "nodes": 4}
     config["studies"]["default"] |= {"per_category": None, "max_new_tokens": TOKENS, "rules": None}
     config["studies"]["default"]["trees"] = {"contenders": ["opt_tree", "sequoia"], "nodes": None}
+    config["experiments"]["cost_model"] = {"widths": [1, 2, 4], "contexts": [32, 64], "repeats": 3}
+    config["experiments"]["profile"] = {"tokens": 4, "widths": [1, 4], "context": 32, "repeats": 3}
+    config["experiments"]["long_context"] = {"in_report": True, "contexts": [16, 48, 96], "outputs": 8, "window": 4}
     config["calibration"] = {}
     config["prompts"]["calibration_per_category"] = 2
     questions = [{"question_id": i, "category": "letters", "turns": [f"say {word}"]} for i, word in enumerate(WORDS)]
@@ -89,3 +92,14 @@ def test_a_second_run_has_nothing_to_do(project):
     command = [sys.executable, "-m", "snakemake", "--cores", "1"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
     assert "Nothing to be done" in done.stdout + done.stderr
+
+
+def test_costs_and_predictions_cover_the_pair(project):
+    folder = project / "results" / "tables"
+    tables = {name: pd.read_csv(folder / f"{name}.csv") for name in ("cost_model", "predicted", "roofline")}
+    costs = tables["cost_model"]
+    assert dict(costs.groupby("model").size()) == {"qwen3-1.7b": 6, "small": 6, "layer_skip": 6, "ngram": 6}
+    assert (costs.ms > 0).all() and (costs[(costs.role == "target") & (costs.width == 1)].cost_ratio == 1).all()
+    assert len(tables["predicted"]) == 5 and tables["predicted"].predicted_speedup.notna().all()
+    assert tables["roofline"].point.tolist() == ["memory_limit", "arithmetic_limit", "ar", "verification"]
+    assert len(pd.read_csv(folder / "long_context.csv")) == 6

@@ -136,3 +136,20 @@ rule peers:
         "the same prompts in other tools"
     script:
         "../scripts/peers.py"
+
+
+# not part of the study: it writes into README.md, between its markers, and asks for no output of its own
+rule readme:
+    input:
+        "results/tables/peers.csv",
+    log:
+        "logs/readme.log",
+    localrule: True
+    conda:
+        "../../env/conda.yaml"
+    params:
+        code=plan.code("readme"),
+    message:
+        "the table of README.md"
+    script:
+        "../scripts/readme.py"

@@ -92,9 +92,10 @@ def operator_rows(found: Profiled, arm: str, draft: str | None, k: int) -> list[
 
 def memory_rows(bench: Bench, arm: str, draft: str | None, cache: int, activations: int) -> list[dict]:
     """Bytes of weights, cache and, at their peak, of everything else that a generation allocates."""
-    parts = {"target_weights": bench.target.model.weight_bytes(), "cache": cache, "activations": activations}
-    if arm != "ar":
+    parts = {"target_weights": bench.target.model.weight_bytes()}
+    if arm != "ar" and bench.draft is not None:  # a draft made of the target's own layers holds nothing more
         parts["draft_weights"] = bench.draft_bytes
+    parts |= {"cache": cache, "activations": activations}
     return [{"arm": arm, "draft": draft, "part": part, "bytes": size} for part, size in parts.items()]
 
 
