@@ -72,6 +72,7 @@ SHARES = {
     "draft_ms_per_round": _REAL,
     "target_ms_per_round": _REAL,
     "other_ms_per_round": _REAL,
+    "cost_ratio": _REAL,
 }
 
 COLUMNS: dict[str, dict[str, pa.DataType]] = {
@@ -171,7 +172,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "unconditional": _REAL,
         "conditional": _REAL,
     },
-    "time_shares": {**CELL, **SHARES, "cost_ratio": _REAL},
+    "time_shares": {**CELL, **SHARES},
     "cells": {
         **CELL,
         **FORM,
