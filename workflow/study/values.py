@@ -40,17 +40,18 @@ def build_values(config: Mapping, results: Results) -> Values:
     shares = share_rows(tables["time_shares"], tables["cells"])
     fixed = fixed_values(tables["fixed_k"], tables["positions"], shares)
     dynamic = dynamic_values(tables["dynamic_k"], shares, setting.calibration(config))
+    trees = tree_sections(tables)
     return Values(
         {
             "study": setting.study_values(config, results, fixed),
             "machine": setting.machine_values(results.metadata),
             "fixed": fixed,
             "dynamic": dynamic,
-            "fastest": foremost([fixed["best"], dynamic["fastest"]]),
+            "fastest": foremost([fixed["best"], dynamic["fastest"], trees["trees"]["best"]]),
             "positions": position_values(tables["positions"], fixed["temperature"]),
             "lossless": losslessness_values(tables["losslessness"]),
             "cells": cell_values(results.tables["cells"]),
-            **tree_sections(tables),
+            **trees,
             "config": setting.flatten(setting.in_force(config)),
             "limit": ROW_LIMIT,
         }
