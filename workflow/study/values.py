@@ -43,19 +43,20 @@ def build_values(config: Mapping, results: Results) -> Values:
     fixed = fixed_values(tables["fixed_k"], tables["positions"], shares)
     training = values_drafts.training_values(tables, config, results.metadata)
     dynamic = dynamic_values(tables["dynamic_k"], shares, setting.calibration(config))
+    trees = tree_sections(tables)
     return Values(
         {
             "study": setting.study_values(config, results, fixed),
             "machine": setting.machine_values(results.metadata),
             "fixed": fixed,
             "dynamic": dynamic,
-            "fastest": foremost([fixed["best"], dynamic["fastest"]]),
+            "fastest": foremost([fixed["best"], dynamic["fastest"], trees["trees"]["best"]]),
             "positions": position_values(tables["positions"], fixed["temperature"]),
             "drafts": values_drafts.draft_values(tables["drafts"], fixed["temperature"], training),
             "training": training,
             "lossless": losslessness_values(tables["losslessness"]),
             "cells": cell_values(results.tables["cells"]),
-            **tree_sections(tables),
+            **trees,
             "config": setting.flatten(setting.in_force(config)),
             "limit": ROW_LIMIT,
             **measure_values(results.tables),
