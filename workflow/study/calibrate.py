@@ -45,18 +45,24 @@ class Setting:
         if self.layers is not None:
             spec["layers"] = self.layers
         return build_drafter(
-            spec, bench.target.model, policy=self.policy, k=self.k, threshold=self.threshold, draft=bench.draft
+            spec,
+            bench.target.model,
+            policy=self.policy,
+            k=self.k,
+            threshold=self.threshold,
+            draft=bench.draft,
+            tokenizer=bench.target.tokenizer,
         )
 
 
 def settings_of(config: StudyConfig, draft: str) -> Iterator[Setting]:
-    """Every fixed K and, for a draft that guesses step by step, every rule at every threshold of its grid."""
+    """Every fixed K and, for a draft that guesses step by step, every rule of the size in force at every threshold."""
     for k in config.experiments.fixed_k.k:
         yield Setting(draft, "fixed", k)
     if isinstance(config.draft(draft), NgramDraft):
         return
     dynamic = config.experiments.dynamic_k
-    for rule in (rule for rule in dynamic.rules if rule in THRESHOLD_RULES):
+    for rule in (rule for rule in config.rules if rule in THRESHOLD_RULES):
         for threshold in dynamic.thresholds.of(rule):
             yield Setting(draft, rule, dynamic.k, threshold)
 

@@ -221,13 +221,6 @@ class Plan(DraftPlan, MeasurePlan):
             values["sampling"] = config.sampling.model_dump()
         return values
 
-    def _head(self, draft: str) -> str | None:
-        """A hash of a trained head's files; None for other drafts."""
-        spec = None if draft == "none" else self.config.draft(draft)
-        if not isinstance(spec, EagleDraft):
-            return None
-        return code_hash(Path(spec.head), ("config.json", "*.safetensors", "*.bin"))
-
     # -- calibration ------------------------------------------------------------------------------
     def calibration_file(self, draft: str) -> Path:
         """The committed file where the size in force reads such and there is one for this draft as it is configured,
@@ -244,10 +237,14 @@ class Plan(DraftPlan, MeasurePlan):
         models = {name: self._source(name) for name in self._models_with(draft)}
         for source in models.values():
             source.pop("path", None)  # where a checkpoint lies does not change it
-        return {"draft": spec, "head": self._head(draft), "models": models, "dtype": self.config.run.dtype}
+        head = self.head_in_force(draft) if isinstance(self.config.draft(draft), EagleDraft) else None
+        return {"draft": spec, "head": head, "models": models, "dtype": self.config.run.dtype}
 
     def calibrate_inputs(self, wildcards: Any) -> list[str]:
-        return self._stamps(self._models_with(wildcards.draft))
+        made = [stamp for name in self._models_with(wildcards.draft) for stamp in self.stamp(name)]
+        if self.config.trained_here(wildcards.draft):
+            made.append(f"{self.config.head_path(wildcards.draft).as_posix()}/{RECORD}")
+        return made
 
     def calibrate_values(self, wildcards: Any) -> dict:
         """Everything a calibration depends on."""
