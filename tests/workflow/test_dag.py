@@ -46,7 +46,7 @@ def copy_project(folder: Path) -> Path:
     project = folder / "dir with space" / "推测"
     project.mkdir(parents=True)
     leave = shutil.ignore_patterns("__pycache__", "*.gguf", "*.safetensors")
-    for name in ("workflow", "specdec", "env", "tests/workflow", "tests/helpers"):
+    for name in ("workflow", "specdec", "env", "tests/workflow"):
         shutil.copytree(ROOT / name, project / name, ignore=leave)
     for name in ("Snakefile", "config.yaml"):
         shutil.copy(ROOT / name, project / name)

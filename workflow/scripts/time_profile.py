@@ -1,5 +1,7 @@
 """Profile both arms and hold passes against the machine's limits, with the machine to itself."""
 
+import os
+
 from alone import alone
 from job import job
 
@@ -8,6 +10,7 @@ with job(snakemake):  # noqa: F821
 
     config = load_mapping(snakemake.config)  # noqa: F821
     lock = alone(config, "profile")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     from workflow.study import columns
     from workflow.study.profiling import profile_tables
 
