@@ -342,7 +342,7 @@ def test_other_tools_and_long_texts_are_shown_where_they_are_asked_for(tmp_path)
     assert "Against other tools" not in html and "Long texts" not in html
     values, html = rendered(folder, ASKED)
     assert "The fastest other arm in the same precision is llama.cpp" in html and "1.33\u00d7 that" in html
-    assert "missing: not installed" in html and "Time grows no faster than the cache" in html
+    assert "not installed" in html and "Time grows no faster than the cache" in html
     assert values["peers"]["limit_tokens_per_s"] == pytest.approx(80 / 0.7)
     assert_seamless(html)
 

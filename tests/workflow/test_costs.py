@@ -179,7 +179,7 @@ def test_a_falling_line_is_level_and_one_place_is_no_line():
 
 def test_a_bench_can_share_its_target(small):
     first = Bench.of(small, Cell("qwen3", "none", "ar", 0, dtype="float32"))
-    second = Bench.of(small, Cell("qwen3", "small", "fixed", 2, dtype="float32"), first.target)
+    second = Bench.of(small, Cell("qwen3", "small", "fixed", 2, dtype="float32"), target=first.target)
     assert second.target is first.target
     ids = [5, 6, 7, 8]
     plain, drafted = first.endless(None, ids, 9).run(), second.endless(second.drafter(), ids, 9).run()
