@@ -97,11 +97,8 @@ def prediction_values(rows: Sequence[dict]) -> dict:
 def best_rows(rows: Sequence[dict]) -> list[dict]:
     """Of each draft, the row whose alpha and predicted best depth stand for it: the deepest fixed chain, coldest
     first."""
-    usual = {"policy": "fixed", "shape": "chain", "prompt_set": "project"}
-    fixed = [
-        row for row in rows if all(row[name] == value for name, value in usual.items()) and row["alpha"] is not None
-    ]
-    fixed = [row for row in fixed if row["verifier"] in ("greedy", "rejection")]
+    usual = {"policy": ("fixed",), "shape": ("chain",), "prompt_set": ("project",), "verifier": ("greedy", "rejection")}
+    fixed = [row for row in rows if row["alpha"] is not None and all(row[n] in known for n, known in usual.items())]
     chosen: dict[str, dict] = {}
     for row in sorted(fixed, key=lambda row: (row["temperature"], -row["k"], row["seed"])):
         chosen.setdefault(row["draft"], row)
