@@ -60,7 +60,9 @@ def predicted_rows(drafts: dict[str, float], error: float = 0.03) -> list[dict]:
     rows = []
     for draft, cost in drafts.items():
         for k in (1, 2, 4, 8):
-            head = dict(zip(CHAIN, (PAIR, draft, "fixed", k, None, 0.0, 0, "chain", k, "greedy"), strict=True))
+            head = dict(
+                zip(CHAIN, (PAIR, draft, "fixed", k, None, 0.0, 0, "chain", k, "greedy", "project"), strict=True)
+            )
             price = cost * k + verify(k + 1)
             tau = 1 + sum(0.6**i for i in range(1, k + 1))
             rows.append(

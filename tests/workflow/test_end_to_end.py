@@ -98,8 +98,12 @@ def test_costs_and_predictions_cover_the_pair(project):
     folder = project / "results" / "tables"
     tables = {name: pd.read_csv(folder / f"{name}.csv") for name in ("cost_model", "predicted", "roofline")}
     costs = tables["cost_model"]
-    assert dict(costs.groupby("model").size()) == {"qwen3-1.7b": 6, "small": 6, "layer_skip": 6, "ngram": 6}
-    assert (costs.ms > 0).all() and (costs[(costs.role == "target") & (costs.width == 1)].cost_ratio == 1).all()
-    assert len(tables["predicted"]) == 5 and tables["predicted"].predicted_speedup.notna().all()
+    absent = costs.note.fillna("").str.startswith("missing")
+    timed = costs[~absent]
+    assert set(timed.model) >= {"qwen3-1.7b", "small", "layer_skip", "ngram"}
+    assert (timed.groupby("model").size() == 6).all() and (timed.ms > 0).all()
+    assert (timed[(timed.role == "target") & (timed.width == 1)].cost_ratio == 1).all()
+    assert costs[absent].ms.isna().all() and set(costs[absent].model) >= {"eagle3", "eagle3_public"}
+    assert len(tables["predicted"]) >= 5 and tables["predicted"].predicted_speedup.notna().all()
     assert tables["roofline"].point.tolist() == ["memory_limit", "arithmetic_limit", "ar", "verification"]
     assert len(pd.read_csv(folder / "long_context.csv")) == 6

@@ -122,7 +122,9 @@ def test_our_arms_and_transformers_write_the_same_text(small):
         ("transformers", "early_exit", "layer_skip"),
         ("transformers", "prompt_lookup", "ngram"),
     }
-    assert {(a.arm, a.draft) for a in arms if a.run is None} == {("specdec", "ghost"), ("transformers", "ghost")}
+    absent = {(a.arm, a.draft) for a in arms if a.run is None}
+    untrained = {("specdec", "eagle3"), ("specdec", "eagle3_public")}
+    assert absent == untrained | {("specdec", "ghost"), ("transformers", "ghost")}
     ids = tiny.prompt_of(12)
     expected = tiny.greedy_loop(tiny.reference("qwen3", 3, max_position_embeddings=1024), ids, 10)
     for made in (a for a in arms if a.run is not None):

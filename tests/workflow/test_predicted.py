@@ -12,6 +12,7 @@ from tests.helpers.measured_tables import STEP_MS, TARGET, verify
 from tests.workflow import synthetic
 from workflow.study import columns, predicted
 from workflow.study.cells import Cell
+from workflow.study.config import load_mapping
 from workflow.study.experiments import timed_cells
 from workflow.study.measured import measured
 from workflow.study.predicted import CostTable
@@ -62,22 +63,37 @@ def test_break_even_is_where_the_yield_meets_the_price(config, table):
     assert first["price"] == pytest.approx(1.55) and first["verify_ratio"] == pytest.approx(1.05)
 
 
-def test_every_drafting_cell_is_a_row_and_fixed_chains_follow_the_formula(config, tmp_path, table):
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory, raw):
+    """Every drafting cell of the study, written below a folder."""
+    folder, config = tmp_path_factory.mktemp("cells"), load_mapping(raw)
     for cell in timed_cells(config):
-        synthetic.write_cell(tmp_path, config, cell)
-    rows = predicted.predicted_rows(config, table, tmp_path)
+        synthetic.write_cell(folder, config, cell)
+    return folder
+
+
+def test_every_drafting_cell_is_a_row_and_chains_follow_the_formula(config, cells):
+    costs = dict.fromkeys(config.pair_in_force().drafts, 0.1) | COSTS
+    rows = predicted.predicted_rows(config, CostTable(measured_tables.cost_rows(costs)), cells)
     columns.to_arrow("predicted", rows)
-    assert [(row["draft"], row["policy"], row["k"]) for row in rows] == [
-        (cell.draft, cell.policy, cell.k) for cell in timed_cells(config)
+    assert [(row["draft"], row["policy"], row["k"], row["shape"]) for row in rows] == [
+        (cell.draft, cell.policy, cell.k, cell.shape) for cell in timed_cells(config)
     ]
     for row in rows:
+        chain = row["shape"] == "chain"
         assert row["predicted_speedup"] == pytest.approx(row["predicted_tokens_per_round"] / row["price"])
         assert row["error"] == pytest.approx(row["predicted_speedup"] / row["decode_speedup"] - 1)
-        assert (row["predicted_independent"] is not None) == (row["policy"] == "fixed" and row["draft"] != "ngram")
-    best = {row["draft"]: {r["predicted_best_k"] for r in rows if r["draft"] == row["draft"]} for row in rows}
-    assert all(len(ks) == 1 for ks in best.values()), "one best K a draft, whatever the cell"
+        plain = chain and row["policy"] == "fixed" and row["draft"] != "ngram"
+        assert (row["predicted_independent"] is not None) == plain
+        assert (row["break_even_acceptance"] is not None or row["price"] > row["k"] + 1) == chain
+        assert (row["note"] == predicted.LEVELS) == (not chain)
+    best = {}
+    for row in rows:
+        group = (row["draft"], row["temperature"], row["seed"], row["prompt_set"])
+        best.setdefault(group, set()).add(row["predicted_best_k"])
+    assert all(len(depths) == 1 for depths in best.values()), "one best K a draft, whatever the cell"
     # half of the guesses right at half a step each, with a dearer pass: nothing pays
-    assert best["layer_skip"] == {0} and best["ngram"] != {0}
+    assert best["layer_skip", 0.0, 0, "project"] == {0} and best["ngram", 0.0, 0, "project"] != {0}
 
 
 def test_the_yield_is_that_of_the_rounds_as_they_were_drafted(config, tmp_path, table):
@@ -98,10 +114,8 @@ def test_the_yield_is_that_of_the_rounds_as_they_were_drafted(config, tmp_path, 
     assert row["predicted_best_k"] is None
 
 
-def test_a_draft_that_was_not_timed_is_a_row_that_says_so(config, tmp_path):
+def test_a_draft_that_was_not_timed_is_a_row_that_says_so(config, cells):
     table = CostTable(measured_tables.cost_rows({"ngram": 0.01}))
-    for cell in timed_cells(config):
-        synthetic.write_cell(tmp_path, config, cell)
-    rows = [row for row in predicted.predicted_rows(config, table, tmp_path) if row["draft"] == "layer_skip"]
-    assert all(row["note"] == predicted.NOT_TIMED and row["predicted_speedup"] is None for row in rows)
+    rows = [row for row in predicted.predicted_rows(config, table, cells) if row["draft"] != "ngram"]
+    assert rows and all(row["note"] == predicted.NOT_TIMED and row["predicted_speedup"] is None for row in rows)
     assert all(row["decode_speedup"] is not None for row in rows)

@@ -62,7 +62,7 @@ def _of_pair(config: StudyConfig, target: LoadedModel) -> list[Timed]:
     found = [Timed(pair.target, TARGET_ROLE)]
     for name in pair.drafts:
         try:
-            bench = Bench.of(config, Cell(config.pair, name, "fixed", 1, dtype=config.run.dtype), target)
+            bench = Bench.of(config, Cell(config.pair, name, "fixed", 1, dtype=config.run.dtype), target=target)
             found.append(Timed(name, DRAFT_ROLE, bench.drafter()))
         except UserError as error:
             found.append(Timed(name, DRAFT_ROLE, note=f"{MISSING}: {error}"))

@@ -31,6 +31,7 @@ CHAIN = {
     "shape": _NAME,
     "nodes": _INT,
     "verifier": _NAME,
+    "prompt_set": _NAME,
 }
 
 MEASURED_COLUMNS: dict[str, dict[str, pa.DataType]] = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workflow.study.code_hash import code_hash
-from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig
+from workflow.study.config import EagleDraft, StudyConfig
+from workflow.study.config.heads import RECORD
 from workflow.study.experiments import timed_cells
 from workflow.study.measure_columns import ALWAYS, ON_REQUEST
+
+if TYPE_CHECKING:
+    from workflow.study.plan import Plan
 
 MEASURE_FIGURES: dict[str, tuple[str, ...]] = {
     "time_by_width": ("cost_model",),
@@ -56,31 +57,23 @@ class MeasurePlan:
         left_out = {name for name in ON_REQUEST if not self._asked(name)}
         return [name for name, tables in figures.items() if not left_out & set(tables)]
 
-    @cached_property
-    def pair_stamps(self) -> list[str]:
-        """The stamps of the pair's models that the workflow makes."""
-        models = [(name, self.config.model(name)) for name in self.config.pair_in_force().models]
-        return [f"{self.config.model_path(name).as_posix()}/specdec.json" for name, model in models if model.made_here]
+    def measure_inputs(self: Plan, wildcards: Any) -> list[str]:
+        """The pair's models and heads, as far as the workflow makes them."""
+        pair = self.config.pair_in_force()
+        heads = [self.config.head_path(draft) for draft in pair.drafts if self.config.trained_here(draft)]
+        stamps = [stamp for name in pair.models for stamp in self.stamp(name)]
+        return stamps + [f"{head.as_posix()}/{RECORD}" for head in heads]
 
-    def measure_inputs(self, wildcards: Any) -> list[str]:
-        return self.pair_stamps
-
-    def measure_values(self, experiment: str) -> dict:
+    def measure_values(self: Plan, experiment: str) -> dict:
         """What a measurement of the pair in force depends on, beyond code."""
         config, pair = self.config, self.config.pair_in_force()
-        heads = {name: Path(draft.head) for name, draft in pair.drafts.items() if isinstance(draft, EagleDraft)}
-        weights = ("config.json", "*.safetensors", "*.bin")
+        heads = [name for name, draft in pair.drafts.items() if isinstance(draft, EagleDraft)]
         values = {
             "pair": config.pair,
             "models": {name: config.model(name).model_dump(exclude_none=True) for name in pair.models},
             "drafts": {name: draft.model_dump() for name, draft in pair.drafts.items()},
-            "there": sorted(
-                name
-                for name, draft in pair.drafts.items()
-                if isinstance(draft, LanguageModelDraft)
-                and (config.model(draft.model).made_here or (config.model_path(draft.model) / "config.json").is_file())
-            ),
-            "heads": {name: code_hash(head, weights) for name, head in heads.items()},
+            "there": {name: config.missing(name) is None for name in pair.drafts},
+            "heads": {name: self.head_in_force(name) for name in heads},
             "run": {name: getattr(config.run, name) for name in ("dtype", "device", "threads")},
             "settings": getattr(config.experiments, experiment).model_dump(),
         }

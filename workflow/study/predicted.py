@@ -139,7 +139,7 @@ def _depth(item: tuple[Cell, Measured]) -> int:
 
 
 def _group(cell: Cell) -> tuple:
-    return cell.draft, cell.temperature, cell.seed
+    return cell.draft, cell.temperature, cell.seed, cell.prompt_set
 
 
 def _predicted(config: StudyConfig, table: CostTable, cell: Cell, found: Measured, deepest: Measured | None) -> dict:

@@ -40,7 +40,7 @@ def profile_tables(config: StudyConfig) -> dict[str, list[dict]]:
     """All three tables; one loading of the model serves them."""
     bench = Bench.of(config, Cell(config.pair, "none", "ar", 0, dtype=config.run.dtype))
     primary, k = config.pair_in_force().primary, config.experiments.profile.k
-    drafting = Bench.of(config, Cell(config.pair, primary, "fixed", k, dtype=config.run.dtype), bench.target)
+    drafting = Bench.of(config, Cell(config.pair, primary, "fixed", k, dtype=config.run.dtype), target=bench.target)
     tables: dict[str, list[dict]] = {"operators": [], "memory": []}
     for arm, own in (("ar", bench), ("speculative", drafting)):
         found, cache_bytes = _profile(own, arm)

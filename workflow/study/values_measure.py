@@ -97,7 +97,8 @@ def prediction_values(rows: Sequence[dict]) -> dict:
 def best_rows(rows: Sequence[dict]) -> list[dict]:
     """Of each draft, the row whose alpha and predicted best depth stand for it: the deepest fixed chain, coldest
     first."""
-    fixed = [row for row in rows if row["policy"] == "fixed" and row["alpha"] is not None]
+    usual = {"policy": ("fixed",), "shape": ("chain",), "prompt_set": ("project",), "verifier": ("greedy", "rejection")}
+    fixed = [row for row in rows if row["alpha"] is not None and all(row[n] in known for n, known in usual.items())]
     chosen: dict[str, dict] = {}
     for row in sorted(fixed, key=lambda row: (row["temperature"], -row["k"], row["seed"])):
         chosen.setdefault(row["draft"], row)

@@ -34,6 +34,8 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
         token_bytes=lambda context: model.weight_bytes() + row_bytes(model) * context,
     )
     for name, spec in config.pair_in_force().drafts.items():
+        if isinstance(spec, LanguageModelDraft) and spec.vocabulary is not None:
+            continue  # a head cut to some ids is known to no other tool; the whole draft is an arm already
         if isinstance(spec, LanguageModelDraft):
             path = config.model_path(spec.model)
             if not (path / "config.json").is_file():

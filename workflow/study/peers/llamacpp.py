@@ -47,7 +47,7 @@ def arms(bench: Bench, k: int, context: int) -> Iterator[Arm]:
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
             guess = LlamaPromptLookupDecoding(max_ngram_size=spec.max_ngram, num_pred_tokens=k)
-        elif isinstance(spec, LanguageModelDraft):
+        elif isinstance(spec, LanguageModelDraft) and spec.vocabulary is None:
             try:
                 guess = _second(config, spec, shipped, threads, context, k)
             except UserError as error:

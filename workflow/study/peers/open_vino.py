@@ -45,7 +45,7 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
             settings = {"num_assistant_tokens": k, "max_ngram_size": spec.max_ngram}
             looking = Model(path, threads, settings, {"prompt_lookup": True})
             yield Arm(NAME, MODES[spec.kind], draft, PRECISION, looking.generate)
-        elif isinstance(spec, LanguageModelDraft):
+        elif isinstance(spec, LanguageModelDraft) and spec.vocabulary is None:
             note = "missing: this tool does not read a draft from a GGUF file"
             yield Arm(NAME, MODES[spec.kind], draft, PRECISION, None, note)
 

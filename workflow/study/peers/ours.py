@@ -26,7 +26,7 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
     )
     for name, spec in config.pair_in_force().drafts.items():
         try:
-            own = Bench.of(config, Cell(config.pair, name, "fixed", k, dtype=precision), bench.target)
+            own = Bench.of(config, Cell(config.pair, name, "fixed", k, dtype=precision), target=bench.target)
             own.drafter()
         except UserError as error:
             yield Arm(OWN, MODES[spec.kind], name, precision, None, f"missing: {error}")
