@@ -107,10 +107,15 @@ static inline void attend_row(const bf16 *restrict q, const bf16 *restrict keys,
                               bf16 *restrict out, float *restrict work, const long *restrict extra, long prefix, long extras,
                               long group, long width, float scale) {
     const long count = prefix + extras;
-    float *restrict wideq = work, *restrict sums = wideq + group * width, *restrict scores = sums + group * width;
+    /* One list of slots for both parts: a loop that chose between them could be split in two by the compiler, and the two
+     * could round differently. */
+    int32_t *restrict slots = (int32_t *)work;
+    float *restrict wideq = work + count, *restrict sums = wideq + group * width, *restrict scores = sums + group * width;
+    for (long j = 0; j < prefix; j++) slots[j] = (int32_t)j;
+    for (long j = 0; j < extras; j++) slots[prefix + j] = (int32_t)extra[j];
     for (long i = 0; i < group * width; i++) wideq[i] = wide(q[i]) * scale, sums[i] = 0.0f;
     for (long j = 0; j < count; j++)
-        dots(wideq, keys + (j < prefix ? j : extra[j - prefix]) * width, scores + j, count, group, width);
+        dots(wideq, keys + slots[j] * width, scores + j, count, group, width);
     for (long g = 0; g < group; g++) {
         float *restrict s = scores + g * count, largest = s[0], total = 0.0f;
         for (long j = 1; j < count; j++) largest = s[j] > largest ? s[j] : largest;
@@ -121,7 +126,7 @@ static inline void attend_row(const bf16 *restrict q, const bf16 *restrict keys,
         for (long j = 0; j < count; j++) s[j] *= inverse;
     }
     for (long j = 0; j < count; j++) {
-        const bf16 *restrict value = values + (j < prefix ? j : extra[j - prefix]) * width;
+        const bf16 *restrict value = values + slots[j] * width;
         for (long g = 0; g < group; g++) {
             const float weight = scores[g * count + j];
 #pragma omp simd
@@ -134,7 +139,7 @@ static inline void attend_row(const bf16 *restrict q, const bf16 *restrict keys,
 /* Attention of each row over the first `prefix[row]` slots of the cache [kv_heads, capacity, d], then over the
  * `extras[row]` slots listed in `extra` [rows, most]: a tree's ancestors, in the order of the path.  A row's sums run in
  * that order whatever else is computed, so that they are those of the same text decoded one by one.  `work` holds
- * group * (2 d + slots) floats. */
+ * group * (2 d + slots) + slots floats. */
 void attend(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restrict values, bf16 *restrict out,
             float *restrict work, const long *restrict prefix, const long *restrict extra, const long *restrict extras,
             long rows, long heads, long kv_heads, long width, long capacity, long most, float scale) {
@@ -153,7 +158,7 @@ void attend(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restr
 }
 
 /* Attention of one query a row, each over the first `lengths[row]` slots of a cache of its own, [rows, kv_heads,
- * capacity, d].  `work` holds group * (2 d + capacity) floats. */
+ * capacity, d].  `work` holds group * (2 d + capacity) + capacity floats. */
 void attend_apart(const bf16 *restrict q, const bf16 *restrict keys, const bf16 *restrict values, bf16 *restrict out,
                   float *restrict work, const long *restrict lengths, long rows, long heads, long kv_heads, long width,
                   long capacity, float scale) {

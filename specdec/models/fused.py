@@ -98,7 +98,7 @@ class Reach:
     def work(self, group: int, width: int) -> int:
         """Address of the kernel's workspace, made once a pass."""
         if self._work is None:
-            self._work = torch.empty(group * (2 * width + self._longest))
+            self._work = torch.empty(group * (2 * width + self._longest) + self._longest)
         return self._work.data_ptr()
 
 
@@ -183,7 +183,7 @@ class Fused:
         q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype)
 
         def part(begin: int, end: int) -> None:
-            work = torch.empty(heads // kv_heads * (2 * width + capacity))
+            work = torch.empty(heads // kv_heads * (2 * width + capacity) + capacity)
             places = (q[begin:], keys[begin:], values[begin:], out[begin:], work, lengths[begin:])
             sizes = (end - begin, heads, kv_heads, width, capacity)
             self._attend_apart(*(place.data_ptr() for place in places), *sizes, width**-0.5)

@@ -85,6 +85,32 @@ def test_attention_is_the_softmax_over_what_a_row_sees(fused, d, tree):
     assert torch.allclose(mixed.float(), expected, rtol=2**-7, atol=2e-3)
 
 
+@pytest.mark.parametrize("d", [8, 64, 128])
+def test_a_sum_does_not_know_where_the_prefix_ends(fused, d):
+    """The same slots in the same order, as prefix and as listed ancestors: the same bits at every split."""
+    heads, kv_heads, capacity = 9, 3, 192
+    keys, values = (6 * rows(kv_heads, capacity, d, seed=s).bfloat16() for s in (1, 2))
+    for count in (1, 2, 7, 64, 65, 131, 190):
+        q = rows(1, heads, d, seed=count).bfloat16()
+        whole = fused.attend(q, keys, values, Reach(count - 1, 1, None))
+        for listed in {1, 2, 3, min(count, 17)} - set(range(count + 1, 20)):
+            reach = Reach(count - 1, 1, None)
+            reach.prefix = torch.tensor([count - listed])
+            reach.extras = torch.tensor([listed])
+            reach.extra = torch.arange(count - listed, count)[None].contiguous()
+            assert torch.equal(fused.attend(q, keys, values, reach), whole)
+
+
+def test_rows_of_caches_of_their_own_are_those_of_one_cache(fused):
+    heads, kv_heads, capacity, d = 9, 3, 128, 64
+    keys, values = (rows(4, kv_heads, capacity, d, seed=s).bfloat16() for s in (1, 2))
+    q, lengths = rows(4, heads, d).bfloat16(), torch.tensor([1, 37, 64, 128])
+    mixed = fused.attend_apart(q, keys, values, lengths)
+    for i, length in enumerate(lengths.tolist()):
+        alone = fused.attend(q[i : i + 1], keys[i], values[i], Reach(length - 1, 1, None))
+        assert torch.equal(mixed[i], alone[0])
+
+
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_node_of_a_tree_gets_bit_for_bit_what_its_path_gets(family):
     """Widths, siblings and places in the cache make no difference: sums run along the path."""
