@@ -92,7 +92,7 @@ def test_impossible_cells_are_refused(arguments: tuple):
 
 def test_the_default_study(config):
     names = [cell.name for cell in all_cells(config)]
-    assert len(names) == len(set(names)) == 45
+    assert len(names) == len(set(names)) == 36
     assert names[0] == "none-ar-k0-t0-s0"
     assert names == [cell.name for cell in all_cells(config)]
 

@@ -106,13 +106,13 @@ def test_a_cell_depends_on_its_head(raw, there):
     (there / "checkpoints/smollm2/eagle3/model.safetensors").write_bytes(b"y")
     shipped = Plan(raw, there)
     assert shipped.decode_values(cell)["head"] != before
-    assert shipped.decode_inputs(cell) == ["resources/models/smollm2-135m-instruct/specdec.json"]
+    assert shipped.decode_inputs(cell)["made"] == ["resources/models/smollm2-135m-instruct/specdec.json"]
     trained = Plan(raw | {"draft_source": "train"}, there)
-    assert trained.decode_inputs(cell)[-1] == "resources/drafts/smollm2/eagle3/training.json"
+    assert trained.decode_inputs(cell)["made"][-1] == "resources/drafts/smollm2/eagle3/training.json"
     quick = Plan(raw | {"draft_source": "train", "draft_recipe": "quick"}, there)
     assert trained.decode_values(cell)["head"] != quick.decode_values(cell)["head"]
     own = Wildcards(cell="ngram-fixed-k4-t0-s0-prompts_own_kind")
-    assert shipped.decode_inputs(own)[-1] == "resources/prompts/smollm2/own_kind.jsonl"
+    assert shipped.decode_inputs(own)["made"][-1] == "resources/prompts/smollm2/own_kind.jsonl"
 
 
 def test_tables_depend_on_the_records_there_are(raw, there):

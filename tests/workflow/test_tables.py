@@ -114,8 +114,9 @@ def test_fixed_k_has_the_baseline_first(config, folder):
     assert deep["verdict"] == "faster"
 
 
-def test_gain_is_over_the_calibrated_k(changed, folder):
-    config = changed("calibration", {"smollm2": {"eagle3": {"best_k": 2, "provenance": "elsewhere"}}})
+def test_gain_is_over_the_calibrated_k(raw, changed, folder):
+    known = raw["calibration"]["smollm2"]["eagle3"] | {"best_k": 2}
+    config = changed("calibration", {"smollm2": {"eagle3": known}})
     rows = build(config, "dynamic_k", folder)
     reference = next(row for row in rows if row["policy"] == "fixed" and row["k"] == 2)
     assert (reference["gain"], reference["gain_low"], reference["gain_high"]) == (1, 1, 1)

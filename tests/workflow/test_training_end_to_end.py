@@ -58,7 +58,7 @@ def project(tmp_path_factory) -> Path:
     config["experiments"]["fixed_k"]["k"] = [2]
     config["experiments"]["dynamic_k"]["rules"] = []
     config["experiments"]["losslessness"]["dtypes"] = []
-    config["studies"]["default"] |= {"per_category": None, "max_new_tokens": 8, "draft_depths": [2]}
+    config["studies"]["default"] |= {"per_category": None, "max_new_tokens": 8, "draft_depths": [2], "rules": None}
     questions = [{"question_id": word, "category": word[0], "turns": [f"say {word}"]} for word in ("fox", "dog", "dot")]
     (project / "few.jsonl").write_text("\n".join(map(json.dumps, questions)), "utf-8")
     (project / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
