@@ -183,28 +183,17 @@ def test_settings_of_the_command_line_are_typed(finished, setting, expected):
     assert "Traceback" not in output
 
 
-def test_methods_that_need_measurements_wait_for_them_and_others_do_not(finished, edited):
-    """What was measured is not measured again; when it is, only the cells that read its numbers are decoded anew."""
-    edited("config.yaml", "calibration: committed", "calibration: measured")
-    output = plan_of(finished, "results/tables/ablation.csv")
-    assert "calibrate" not in jobs(output), "it has been measured before"
-    (finished / "results/calibration/smollm2/layer_skip.json").unlink()
-    output = plan_of(finished, "results/tables/ablation.csv")
-    assert jobs(output)["calibrate"] == 1
-    assert {name.split("-")[1] for name in decoded(output)} == {"cost", "ddd"}
-
-
-@pytest.mark.parametrize("table", ["trees", "verification", "ablation"])
-def test_each_new_table_needs_its_own_cells_only(tmp_path_factory, finished, table):
-    for path in (finished / "results/cells/smollm2").iterdir():
-        path.rename(path.with_suffix(".away"))
-    try:
-        output = plan_of(finished, f"results/tables/{table}.csv")
-        config = load(finished / "config.yaml")
+def test_each_new_table_needs_its_own_cells_and_measures_where_a_method_reads_it(tmp_path):
+    project = copy_project(tmp_path)
+    config = load(project / "config.yaml")
+    text = (project / "config.yaml").read_text(encoding="utf-8")
+    (project / "config.yaml").write_text(
+        text.replace("calibration: committed", "calibration: measured"), encoding="utf-8"
+    )
+    for table, calibrations in (("trees", 1), ("verification", 0), ("ablation", 1)):
+        output = plan_of(project, f"results/tables/{table}.csv")
         assert decoded(output) == sorted(cell.name for cell in cells_for_table(config, table))
-    finally:
-        for path in (finished / "results/cells/smollm2").iterdir():
-            path.rename(path.with_suffix(".parquet"))
+        assert jobs(output).get("calibrate", 0) == calibrations
 
 
 def test_a_distribution_test_runs_on_request(finished, edited):
