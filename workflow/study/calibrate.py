@@ -1,5 +1,7 @@
 """Choose thresholds and the best K on the calibration prompts, none of which is ever reported on.
 
+What methods need measured besides, costs and acceptance, is the business of the rule `calibrate` (`measuring.py`).
+
     python -m workflow.study.calibrate            # prints the block `calibration:` of config.yaml for the pair in force
     python -m workflow.study.calibrate --layers 2 4 8 24     # compares exits of layer_skip first
 
@@ -44,7 +46,13 @@ class Setting:
         if self.layers is not None:
             spec["layers"] = self.layers
         return build_drafter(
-            spec, bench.target.model, policy=self.policy, k=self.k, threshold=self.threshold, draft=bench.draft
+            spec,
+            bench.target.model,
+            policy=self.policy,
+            k=self.k,
+            threshold=self.threshold,
+            draft=bench.draft,
+            tokenizer=bench.target.tokenizer,
         )
 
 
@@ -55,7 +63,7 @@ def settings_of(config: StudyConfig, draft: str) -> Iterator[Setting]:
     if isinstance(config.draft(draft), NgramDraft):
         return
     dynamic = config.experiments.dynamic_k
-    for rule in (rule for rule in dynamic.rules if rule in THRESHOLD_RULES):
+    for rule in (rule for rule in config.rules if rule in THRESHOLD_RULES):
         for threshold in dynamic.thresholds.of(rule):
             yield Setting(draft, rule, dynamic.k, threshold)
 
