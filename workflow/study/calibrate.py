@@ -1,5 +1,7 @@
 """Choose thresholds and the best K on the calibration prompts, none of which is ever reported on.
 
+What methods need measured besides, costs and acceptance, is the business of the rule `calibrate` (`measuring.py`).
+
     python -m workflow.study.calibrate            # prints the block `calibration:` of config.yaml for the pair in force
     python -m workflow.study.calibrate --drafts eagle3       # the same for some of its drafts
     python -m workflow.study.calibrate --layers 2 4 8 24     # compares exits of layer_skip first
