@@ -17,12 +17,6 @@ PASSES = 1_000
 class DraftPlan:
     """The part of `Plan` that speaks of trained drafts."""
 
-    @property
-    def trained_pattern(self: Plan) -> str:
-        """The drafts that the workflow may train."""
-        training = self.config.training.get(self.pair)
-        return "|".join(training.drafts) if training and training.drafts else "none trained"
-
     def left_out(self: Plan) -> str:
         """A line for everything the study in force leaves out because it is not there."""
         lines = [f"draft {name} is left out: {how}" for name, how in self.config.left_out().items()]

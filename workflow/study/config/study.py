@@ -74,11 +74,6 @@ class StudyConfig(Heads, Section):
     def target_path(self) -> Path:
         return self.model_path(self.pair_in_force().target)
 
-    def draft_model_path(self, draft: str) -> Path | None:
-        """The folder of a draft that is a model of its own, else None."""
-        spec = self.draft(draft)
-        return self.model_path(spec.model) if isinstance(spec, LanguageModelDraft) else None
-
     def shape(self, name: str) -> Shape | None:
         """The shape of that name; None for the chain."""
         if name == CHAIN:
