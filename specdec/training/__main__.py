@@ -106,6 +106,8 @@ def _synthesise(commands) -> None:
             "max_user": "longest request written, in tokens",
             "max_answer": "longest answer, in tokens",
             "capacity": "longest conversation, in tokens",
+            "openers": "how requests begin: requests, or passages (texts to summarise, ask about, translate, code)",
+            "opener_share": "share of conversations that begin so",
             "sampled_share": "share of conversations whose answers are sampled, not greedy",
         },
     )

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from specdec.errors import UserError
+from specdec.errors import UserError, unknown
 from specdec.models import LoadedModel
 from specdec.records import write_table
 from specdec.training.conversation import TOO_LONG, Conversation, Plan, Template, encode
@@ -56,6 +56,8 @@ class Settings:
     sampled_share: float = 0.25
     sampled_temperature: float = 0.8
     opener_share: float = 0.7
+    openers: str = "requests"
+    """Which file of beginnings, of those in `openers/`."""
     second_turn_share: float = 0.15
     enable_thinking: bool | None = None
     capacity: int = 896
@@ -87,9 +89,14 @@ def given_plans(
         yield Plan(index, settings.seed, ids, given=True, sampled_answers=sampled, source=source)
 
 
-def load_openers(loaded: LoadedModel) -> list[tuple[int, ...]]:
-    lines = files("specdec.training").joinpath("openers.txt").read_text("utf-8").splitlines()
-    return [encode(loaded.tokenizer, line) for line in lines if line.strip()]
+def load_openers(loaded: LoadedModel, name: str) -> list[tuple[int, ...]]:
+    """How requests begin; a line each, in which \\n is a new line."""
+    folder = files("specdec.training").joinpath("openers")
+    known = sorted(Path(file.name).stem for file in folder.iterdir())
+    if name not in known:
+        raise unknown("openers", name, known)
+    lines = folder.joinpath(f"{name}.txt").read_text("utf-8").splitlines()
+    return [encode(loaded.tokenizer, line.replace("\\n", "\n")) for line in lines if line.strip()]
 
 
 def write(loaded: LoadedModel, pending: Iterator[Plan], settings: Settings) -> Iterator[Conversation]:
@@ -213,7 +220,7 @@ def synthesise(
     folder.mkdir(parents=True, exist_ok=True)
     _remember_settings(folder, settings, loaded)
     done, counts, kept = _resume(folder)
-    source = pending or plans(settings, load_openers(loaded))
+    source = pending or plans(settings, load_openers(loaded, settings.openers))
     missing = (plan for plan in source if plan.index not in done)
     judge, batch, begin = Judge(loaded.tokenizer, evaluation), [], time.monotonic()
     judge.remember(folder)
