@@ -45,7 +45,7 @@ class Eagle:
     ):
         self.config, self.model_id, self._target = config, model_id, target
         self.taps = config.taps
-        weights, self.vocabulary = _known(config, weights, used, target)
+        weights, self.vocabulary, ids = _known(config, weights, used, target)
         dtype, wide = target.dtype, torch.float64 if target.dtype == torch.float64 else torch.float32
 
         def place(name: str) -> Tensor | None:
@@ -56,6 +56,9 @@ class Eagle:
         if config.version == 1:
             products["head"] = target.head
             self.weight_bytes += target.weight_bytes(())
+        elif not config.own_head:
+            products["head"] = Linear(target.head_rows(ids))
+            self.weight_bytes += products["head"].bytes
         norms = {name: weights[name].to(target.device, wide) for name in config.norms()}
         self._layer = EagleLayer(config, products, norms, dtype)
         self._turns = rotary.table(config, 512, dtype, target.device)
@@ -133,13 +136,15 @@ class Eagle:
 
 def _known(
     config: EagleConfig, weights: dict[str, Tensor], used: Tensor | None, target: Transformer
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Weights and draft vocabulary without ids that the target's tokenizer lacks."""
+) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+    """Weights, draft vocabulary (None: every id) and its ids, all without ids that the target's tokenizer lacks."""
     if config.version == 1:
-        return weights, None
+        return weights, None, None
     ids = torch.arange(config.draft_vocabulary) if used is None else used
     kept = ids < target.vocabulary
     if not kept.all():
-        weights, ids = weights | {"head": weights["head"][kept]}, ids[kept]
+        weights = weights | ({"head": weights["head"][kept]} if config.own_head else {})
+        ids = ids[kept]
     whole = torch.equal(ids, torch.arange(target.vocabulary))
-    return weights, None if whole else ids.to(target.device)
+    ids = ids.to(target.device)
+    return weights, None if whole else ids, ids

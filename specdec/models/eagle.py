@@ -27,7 +27,8 @@ class EagleConfig:
     """Shape of a head.
 
     `taps` are indices of Transformers' `hidden_states`; `draft_vocabulary` is None for EAGLE-1, whose head is the
-    target's; `trained_depth`: how many self-fed steps it was trained for, 0 when its file does not say.
+    target's; without `own_head` an EAGLE-3 head's is, too, cut to the draft vocabulary; `trained_depth`: how many
+    self-fed steps it was trained for, 0 when its file does not say.
     """
 
     version: int
@@ -42,6 +43,7 @@ class EagleConfig:
     target_hidden_size: int
     taps: tuple[int, ...]
     draft_vocabulary: int | None
+    own_head: bool = True
     trained_depth: int = 0
     norm_before_residual: bool = False
     rope_scaling: Llama3Scaling | None = None
@@ -63,6 +65,7 @@ class EagleConfig:
             "target_hidden_size": target.hidden_size,
             "taps": default_taps(version, target.layers),
             "draft_vocabulary": (draft_vocabulary or target.vocab_size) if version == 3 else None,
+            "own_head": version == 3,
         }
         return cls(**(values | changes))
 
@@ -82,7 +85,7 @@ class EagleConfig:
             "gate_up": (2 * self.intermediate_size, h),
             "down": (h, self.intermediate_size),
         }
-        if self.version == 3:
+        if self.version == 3 and self.own_head:
             shapes["head"] = (self.draft_vocabulary, h)
         return shapes
 
@@ -121,7 +124,8 @@ class EagleLayer:
     def step(self, embedded: Tensor, hidden: Tensor, attention: Callable, turns: Tensor) -> Tensor:
         """One layer: embeddings and states [..., rows, h] -> the next states, before the final norm.
 
-        `attention(q, k, v)` mixes [..., rows, heads, d]; `turns` [rows, d/2] are the rows' rotations.
+        `attention(q, k, v)` mixes [..., rows, heads, d]; `turns` [rows, d/2] are the rows' rotations.  It may answer
+        for the last rows alone: the others' work ends with their keys and values.
         """
         c = self.config
         if c.version == 3:
@@ -134,14 +138,18 @@ class EagleLayer:
         turning, values = heads.split([c.heads + c.kv_heads, c.kv_heads], dim=-2)
         turned = rotary.rotate(_wide(turning), turns)
         q, k = turned.to(heads.dtype).split([c.heads, c.kv_heads], dim=-2)
-        a = residual + self._product("o", attention(q, k, values).flatten(-2))
+        mixed = attention(q, k, values).flatten(-2)
+        a = residual[..., -mixed.shape[-2] :, :] + self._product("o", mixed)
         gate, up = self._product("gate_up", self._norm("post", a)).chunk(2, dim=-1)
         return a + self._product("down", F.silu(gate) * up)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., rows, V_d]; EAGLE-1's `head` product is the target's."""
-        normed = self._norm("final", hidden) if self.config.version == 3 else hidden
-        return self._product("head", normed)
+        """[..., rows, V_d]"""
+        return self._product("head", self.ready(hidden))
+
+    def ready(self, hidden: Tensor) -> Tensor:
+        """What the head is given."""
+        return self._norm("final", hidden) if self.config.version == 3 else hidden
 
     def _product(self, name: str, x: Tensor) -> Tensor:
         return self._products[name](x.to(self._dtype))

@@ -4,6 +4,9 @@ SafeAILab and SpecForge name the layer `midlayer.`, speculators (and EAGLE-1) `l
 by its tensors, never by the `architectures` entry.  Tapped layers are stored under two conventions: speculators (and
 vLLM) count inputs of layers, as `hidden_states` does, SpecForge (and sglang) count outputs, one less.  `d2t` holds
 offsets: the target's id of draft token i is i + d2t[i].
+
+A head that decides by the target's own rows stores none: `target_lm_head` says so here, beside d2t; a
+`draft_vocab_size` of null says it elsewhere (sglang), of the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ class _File:
             raise self.error("neither midlayer.* nor layers.0.* is in the file: not an EAGLE head")
         self.prefix = prefixes[0]
         self.version = 3 if f"{self.prefix}hidden_norm.weight" in self.tensors else 1
+        borrowed = self.raw.get("target_lm_head", self.raw.get("draft_vocab_size", 0) is None)
+        self.own_head = self.version == 3 and not borrowed
 
     def error(self, text: str) -> UserError:
         return UserError(f"draft head {self.folder}: {text}")
@@ -112,7 +117,8 @@ def _config(file: _File, target: ModelConfig) -> EagleConfig:
         max_positions=inner.get("max_position_embeddings", inner.get("max_sequence_length", target.max_positions)),
         target_hidden_size=target.hidden_size,
         taps=_taps(file, target),
-        draft_vocabulary=file.get("lm_head.weight").shape[0] if file.version == 3 else None,
+        draft_vocabulary=_size(file, target) if file.version == 3 else None,
+        own_head=file.own_head,
         trained_depth=file.raw.get("trained_depth", 0),
         norm_before_residual=bool(file.raw.get("norm_before_residual", False)),
     )
@@ -127,6 +133,13 @@ def _config(file: _File, target: ModelConfig) -> EagleConfig:
         if found is not None and where.get(key) not in (None, found):
             raise file.error(f"{key} = {where[key]} in config.json, but the tensors and the target say {found}")
     return config
+
+
+def _size(file: _File, target: ModelConfig) -> int:
+    """Of the draft vocabulary."""
+    if file.own_head:
+        return file.get("lm_head.weight").shape[0]
+    return len(file.tensors["d2t"]) if "d2t" in file.tensors else target.vocab_size
 
 
 def _taps(file: _File, target: ModelConfig) -> tuple[int, ...]:
@@ -160,7 +173,8 @@ def _check(file: _File, config: EagleConfig, target: ModelConfig) -> None:
     expected["fc.weight"] = products["fc"]
     optional = {"fc.bias": (c.hidden_size,), "embed_tokens.weight": (target.vocab_size, c.hidden_size)}
     if c.version == 3:
-        expected |= {"lm_head.weight": products["head"], "norm.weight": (c.hidden_size,)}
+        expected |= {"norm.weight": (c.hidden_size,)}
+        expected |= {"lm_head.weight": products["head"]} if c.own_head else {}
         optional |= {"d2t": (c.draft_vocabulary,), "t2d": (target.vocab_size,)}
     missing = sorted(set(expected) - set(file.tensors))
     extra = sorted(set(file.tensors) - set(expected) - set(optional))
@@ -171,12 +185,14 @@ def _check(file: _File, config: EagleConfig, target: ModelConfig) -> None:
     for name, shape in (expected | optional).items():
         if name in file.tensors and tuple(file.tensors[name].shape) != tuple(shape):
             raise file.error(f"tensor {name} has shape {tuple(file.tensors[name].shape)}, expected {tuple(shape)}")
+    if not c.own_head and c.hidden_size != target.hidden_size:
+        raise file.error(f"it is {c.hidden_size} wide and has no head; the target's is {target.hidden_size} wide")
     if "embed_tokens.weight" not in file.tensors and c.hidden_size != target.hidden_size:
         raise file.error(f"it is {c.hidden_size} wide and has no embedding; the target's is {target.hidden_size} wide")
 
 
 def _vocabulary(file: _File, target: ModelConfig) -> Tensor | None:
-    size = file.get("lm_head.weight").shape[0]
+    size = _size(file, target)
     if "d2t" not in file.tensors:
         if size != target.vocab_size:
             raise file.error(f"{size} draft tokens but no d2t to map them to the target's {target.vocab_size}")
@@ -202,7 +218,8 @@ def _weights(file: _File, config: EagleConfig) -> dict[str, Tensor]:
         **{ours: file.layer(theirs) for theirs, ours in _NORMS.items() if ours in config.norms()},
     }
     if config.version == 3:
-        weights |= {"head": file.get("lm_head.weight"), "final": file.get("norm.weight")}
+        weights |= {"final": file.get("norm.weight")}
+        weights |= {"head": file.get("lm_head.weight")} if config.own_head else {}
     optional = {"fc.bias": "fc.bias", "embed_tokens.weight": "embedding"}
     return weights | {ours: file.tensors[theirs] for theirs, ours in optional.items() if theirs in file.tensors}
 
@@ -233,7 +250,8 @@ def write_head(
     if "fc.bias" in weights:
         tensors["fc.bias"] = weights["fc.bias"]
     if config.version == 3:
-        tensors |= {"lm_head.weight": weights["head"], "norm.weight": weights["final"]}
+        tensors |= {"norm.weight": weights["final"]}
+        tensors |= {"lm_head.weight": weights["head"]} if config.own_head else {}
     saved = {name: value.detach().to(torch.bfloat16).contiguous().clone() for name, value in tensors.items()}
     if used is not None:
         member = torch.zeros(vocabulary, dtype=torch.bool)
@@ -270,6 +288,7 @@ def _settings(config: EagleConfig, vocabulary: int) -> dict:
         raw["rope_scaling"] = {"rope_type": "llama3", **scaling}
     if config.version == 3:
         raw["draft_vocab_size"] = config.draft_vocabulary
+        raw |= {} if config.own_head else {"target_lm_head": True}
         ids = [tap - 1 for tap in config.taps]
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
         raw["norm_before_residual"] = config.norm_before_residual

@@ -209,6 +209,14 @@ class Transformer:
         """[rows, V], or [rows, V_d] of a cut head, from rows behind the final norm."""
         return self._head(normed.to(self.dtype))
 
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """[ids, hidden]: what the head weighs these ids by, for a draft that decides by the target's own rows."""
+        if self.config.tied:
+            return self._embedding[ids]
+        # the head is kept as a product alone; given one coordinate at a time, it says its weights exactly
+        unit = torch.eye(self.config.hidden_size, dtype=self.dtype, device=self.device)
+        return torch.cat([self._head(part)[:, ids] for part in unit.split(64)]).T.contiguous()
+
     def rotations(self, positions: int) -> Tensor:
         """The rotary table, [positions or more, head_dim / 2]; grown when needed."""
         if len(self._turns) < positions:

@@ -24,14 +24,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 from specdec.errors import UserError  # noqa: E402
 from specdec.models.catalogue import DEFAULT  # noqa: E402
 from specdec.training.distill import LOSSES, DistillRecipe  # noqa: E402
-from specdec.training.eagle_losses import STARTS, Eagle1Recipe, Eagle3Recipe  # noqa: E402
-from specdec.training.objective import PRECISIONS, Recipe  # noqa: E402
+from specdec.training.eagle_losses import HEADS, STARTS, Eagle1Recipe, Eagle3Recipe  # noqa: E402
+from specdec.training.objective import OPTIMISERS, PRECISIONS, Recipe  # noqa: E402
 from specdec.training.synthesise import Settings  # noqa: E402
 
 _HELP = {
     "token_passes": "answer tokens to train on, repeats included",
     "batch": "conversations an update, over all processes",
-    "peak_rate": "highest learning rate",
+    "optimiser": "of the matrices inside a draft; the rest is AdamW's",
+    "peak_rate": "AdamW's highest learning rate",
+    "matrix_rate": "Muon's highest learning rate",
     "warmup": "updates until the rate is at its highest",
     "clip": "longest gradient",
     "seed": "",
@@ -39,9 +41,14 @@ _HELP = {
     "save_seconds": "seconds between savings of the state",
     "precision": "of products",
 }
-_HEAD_HELP = {"prompt": "tokens kept before a first answer", "start": "weights to begin with"}
+_HEAD_HELP = {
+    "prompt": "tokens kept before a first answer",
+    "start": f"weights to begin with: {', '.join(STARTS)} or a head's folder",
+}
 _EAGLE3_HELP = {
+    "head": "rows that decide over the draft vocabulary: the draft's own, or the target's, which are not stored",
     "steps": "self-fed steps; 1: no training-time test",
+    "sampled": "draft tokens that an update's loss looks at; 0: all",
     "decay": "weight of a step's loss, to the power of the step",
     "acceptance": "weight of the acceptance loss, 0 to 1",
 }
@@ -50,7 +57,12 @@ _EAGLE1_HELP = {
     "token_weight": "weight of the cross-entropy",
     "noise": "uniform noise on the states that are fed",
 }
-_CHOICES = {"start": STARTS, "precision": PRECISIONS, "loss": tuple(LOSSES)}
+_CHOICES = {
+    "head": HEADS,
+    "precision": PRECISIONS,
+    "optimiser": OPTIMISERS,
+    "loss": tuple(LOSSES),
+}
 
 
 def parser() -> argparse.ArgumentParser:

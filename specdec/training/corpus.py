@@ -73,8 +73,8 @@ class Answers:
 
 
 def read_text(folder: Path) -> list[Sample]:
-    """Every kept conversation of a folder of parts, in index order."""
-    parts = sorted(folder.glob("*.parquet"))
+    """Every kept conversation of a folder of parts, in index order; folders in it hold texts of their own."""
+    parts = parts_of(folder)
     if not parts:
         raise UserError(f"{folder}: no training text there (no .parquet file)")
     samples = []
@@ -87,6 +87,10 @@ def read_text(folder: Path) -> list[Sample]:
                     )
                 samples.append(Sample(row["index"], tuple(row["ids"]), tuple(row["loss_mask"]), row["sampled"]))
     return sorted(samples, key=lambda sample: sample.index)
+
+
+def parts_of(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.parquet"))
 
 
 def hold_out(samples: Sequence[Sample], share: float = 0.03) -> tuple[list[Sample], list[Sample]]:

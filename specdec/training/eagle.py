@@ -5,6 +5,9 @@ position holds the target's state; in step k it holds the head's own output of s
 more, exactly as in decoding k tokens deep.  A query of step k sees the true states of positions 0..t, and of the later
 steps only its own index's: its attention is a causal block plus one diagonal for each later step.  The rotary position
 of index t in step k is t + k.  A single step is what EAGLE-1 trains on.
+
+What stands before the first answer gives keys and values in step 0 and nothing else: nothing is predicted there, and no
+later step looks there.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ class Batch:
     def length(self) -> int:
         return self.features.shape[1]
 
+    @property
+    def first(self) -> int:
+        """The first index that predicts anything, in any sample."""
+        return int(self.loss.any(0).int().argmax())
+
     def to(self, device: torch.device) -> Batch:
         return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
@@ -67,14 +75,19 @@ def collate(items: Sequence[States], steps: int) -> Batch:
 class StepAttention:
     """Attention of training-time test: keys of step 0 causally, of each later step on the diagonal."""
 
-    def __init__(self, length: int, device: torch.device | str = "cpu"):
+    def __init__(self, length: int, first: int = 0, device: torch.device | str = "cpu"):
+        """Answers for indices `first` to `length`."""
         future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-        self._future = torch.zeros(length, length, device=device).masked_fill_(future, -math.inf)
+        self._future = torch.zeros(length, length, device=device).masked_fill_(future, -math.inf)[first:]
+        self._first = first
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B, T, heads, d], k and v [B, T, kv_heads, d] -> [B, T, heads, d]."""
+        """q [B, T, heads, d], k and v [B, T, kv_heads, d] -> [B, T - first, heads, d]; T is less by `first` in later
+        steps."""
+        if not self._keys:
+            q = q[:, self._first :]
         groups = q.shape[2] // k.shape[2]
         self._keys.append(k.repeat_interleave(groups, dim=2))
         self._values.append(v.repeat_interleave(groups, dim=2))
@@ -82,7 +95,7 @@ class StepAttention:
         causal = torch.einsum("bthd,bshd->bhts", q, self._keys[0]).float() * scale + self._future
         diagonal = [torch.einsum("bthd,bthd->bht", q, key).float()[..., None] * scale for key in self._keys[1:]]
         weights = torch.cat([causal, *diagonal], dim=-1).softmax(-1).to(v.dtype)
-        length = q.shape[1]
+        length = self._keys[0].shape[1]
         mixed = torch.einsum("bhts,bshd->bthd", weights[..., :length], self._values[0])
         for i, value in enumerate(self._values[1:]):
             mixed = mixed + weights[..., length + i].transpose(1, 2)[..., None] * value
@@ -93,7 +106,7 @@ class EagleModule(nn.Module):
     """The head's products and norms as parameters; its arithmetic is `EagleLayer`'s."""
 
     def __init__(self, config: EagleConfig, embedding: Tensor, head: Tensor | None = None):
-        """`embedding` [V, h] is the target's, frozen; so is `head` [V, h], which EAGLE-1 uses."""
+        """`embedding` [V, h] is the target's, frozen; so is `head` [V_d, h], of a head that has none of its own."""
         super().__init__()
         self.config = config
         self.products = nn.ModuleDict({name: nn.Linear(i, o, bias=False) for name, (o, i) in config.shapes().items()})
@@ -125,14 +138,20 @@ class EagleModule(nn.Module):
             if self.config.version == 3:
                 norms["hidden"].copy_(layer("input_layernorm"))
                 norms["final"].copy_(weights["model.norm.weight"].float())
+            if self.config.own_head:
                 head = output_head(target, weights)
                 products["head"].weight.copy_(head if used is None else head[used])
 
     def layer(self) -> EagleLayer:
         products = dict(self.products)
-        if self.config.version == 1:
+        if not self.config.own_head:
             products["head"] = lambda x: F.linear(x, self.target_head)
         return EagleLayer(self.config, products, self.norms, torch.float32)
+
+    @property
+    def head(self) -> Tensor:
+        """[V_d, h]: the rows that decide, the draft's own or the target's."""
+        return self.products["head"].weight if self.config.own_head else self.target_head
 
     def weights(self) -> dict[str, Tensor]:
         """The head's tensors by the names of `EagleConfig`, as `write_head` and the draft take them."""
@@ -146,14 +165,16 @@ class EagleModule(nn.Module):
             parameter.copy_(parameter.to(torch.bfloat16))
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """Yield the states [B, T, h] of each step; the caller may stop early."""
-        layer, length = self.layer(), batch.length
+        """Yield the states of each step, [B, T - first, h] of indices from `batch.first` on; the caller may stop
+        early."""
+        layer, length, first = self.layer(), batch.length, batch.first
         hidden = layer.fuse(batch.features.float())
-        attention = StepAttention(length, hidden.device)
+        attention = StepAttention(length, first, hidden.device)
         turns = rotary.table(self.config, length + steps, torch.float32, hidden.device)
         for k in range(steps):
-            embedded = F.embedding(batch.tokens[:, k : k + length], self.embedding).float()
-            hidden = layer.step(embedded, hidden, attention, turns[k : k + length])
+            seen = slice(k + first if k else 0, k + length)
+            embedded = F.embedding(batch.tokens[:, seen], self.embedding).float()
+            hidden = layer.step(embedded, hidden, attention, turns[seen])
             yield hidden
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +25,16 @@ from specdec.training.eagle import Batch, EagleModule, collate
 from specdec.training.objective import ROWS, Recipe, Teacher, Term, in_parts
 
 STARTS = ("last_layer", "random")
+HEADS = ("own", "target")
+CHOICES = 8
+"""How many of the target's first choices are always looked at."""
 
 
 @dataclass(frozen=True)
 class EagleRecipe(Recipe):
     """`prompt`: tokens kept before a conversation's first answer.
 
-    `start`: the weights a head begins with, the target's last layer or random ones.
+    `start`: the weights a head begins with, the target's last layer, random ones or those of a head in a folder.
     """
 
     prompt: int = 64
@@ -38,25 +42,32 @@ class EagleRecipe(Recipe):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.start not in STARTS:
-            raise unknown("start", self.start, STARTS)
+        if self.start not in STARTS and not Path(self.start, "config.json").is_file():
+            raise unknown("start", self.start, (*STARTS, "a folder that holds a head"))
 
 
 @dataclass(frozen=True)
 class Eagle3Recipe(EagleRecipe):
     """`steps` 1 is training without training-time test.
 
-    `acceptance` is the weight of 1 - sum min(p, q) in the loss, p over the whole vocabulary (arXiv 2602.23881).
+    `head`: whose rows decide over the draft vocabulary; `sampled`: how many tokens of it an update's loss looks at, 0
+    for all; `acceptance` is the weight of 1 - sum min(p, q) in the loss, p over the whole vocabulary (arXiv 2602.23881).
     """
 
+    head: str = "own"
     steps: int = 4
     decay: float = 0.8
+    sampled: int = 0
     acceptance: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
         if self.steps < 1:
             raise UserError(f"steps = {self.steps}: must be 1 or more")
+        if self.head not in HEADS:
+            raise unknown("head", self.head, HEADS)
+        if self.sampled and self.acceptance:
+            raise UserError(f"sampled = {self.sampled}: the acceptance loss needs the whole law, so 0 is allowed alone")
 
 
 @dataclass(frozen=True)
@@ -86,10 +97,11 @@ class EagleObjective:
     @torch.no_grad()
     def guesses(self, module: EagleModule, batch: Batch, depth: int) -> list[tuple[Tensor, Tensor]]:
         """Each depth is one self-fed step."""
-        layer, length, found = module.layer(), batch.length, []
+        layer, found = module.layer(), []
         for k, hidden in enumerate(module.unroll(batch, depth)):
-            wanted = batch.loss[:, k : k + length]
-            label = self.teacher.inverse[batch.tokens[:, k + 1 : k + 1 + length][wanted]]
+            seen = slice(k + batch.first, k + batch.length)
+            wanted, tokens = batch.loss[:, seen], batch.tokens[:, 1:][:, seen]
+            label = self.teacher.inverse[tokens[wanted]]
             choice = [layer.logits(rows).argmax(-1) for rows in hidden[wanted].split(ROWS)]
             hits = torch.zeros_like(wanted)
             hits[wanted] = torch.cat(choice) == label
@@ -106,17 +118,21 @@ class Eagle3Loss(EagleObjective):
 
     def terms(self, module: EagleModule, batch: Batch, seeds: Sequence[int]) -> list[Term]:
         """One a step."""
-        share, layer, length = self.recipe.acceptance, module.layer(), batch.length
+        share, layer = self.recipe.acceptance, module.layer()
         states = batch.last[batch.loss]
-        law, mass = self.teacher.log_law(states), self.teacher.mass(states) if share else None
+        looked = self._looked_at(batch, states, seeds)
+        law = self.teacher.log_law(states, looked)
+        mass = self.teacher.mass(states) if share else None
+        head = module.head if looked is None else module.head[looked]
         number = torch.full(batch.loss.shape, -1, dtype=torch.long, device=law.device)
         number[batch.loss] = torch.arange(len(law), device=law.device)
         terms = []
         for k, hidden in enumerate(module.unroll(batch, self.steps)):
-            wanted = batch.loss[:, k : k + length]
-            inside = self.teacher.inverse[batch.tokens[:, k + 1 : k + 1 + length][wanted]] >= 0
-            rows = number[:, k : k + length][wanted]
-            log_q = layer.logits(hidden[wanted]).float().log_softmax(-1)
+            seen = slice(k + batch.first, k + batch.length)
+            wanted, tokens = batch.loss[:, seen], batch.tokens[:, 1:][:, seen]
+            inside = self.teacher.inverse[tokens[wanted]] >= 0
+            rows = number[:, seen][wanted]
+            log_q = F.linear(layer.ready(hidden[wanted]), head).float().log_softmax(-1)
             p = law[rows].exp()
             each = -(p * log_q).sum(-1)
             if share:
@@ -124,6 +140,22 @@ class Eagle3Loss(EagleObjective):
                 each = (1 - share) * each + share * (1 - overlap)
             terms.append(Term((each * inside).sum(), inside.sum(), self.recipe.decay**k))
         return terms
+
+    def _looked_at(self, batch: Batch, states: Tensor, seeds: Sequence[int]) -> Tensor | None:
+        """Which of the draft vocabulary an update compares the laws on, None for all: the batch's own tokens, the
+        target's first choices, and others at random.  Of a large vocabulary most tokens say nothing at any one place.
+        """
+        size = self.recipe.sampled
+        if not 0 < size < len(self.teacher.rows):
+            return None
+        marks = torch.zeros(len(self.teacher.rows), dtype=torch.bool, device=states.device)
+        own = self.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
+        marks[own[own >= 0]] = True
+        marks[self.teacher.first_choices(states, CHOICES).flatten()] = True
+        rest = (~marks).nonzero().flatten()
+        order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seeds[0])).to(rest.device)
+        marks[rest[order[: max(0, size - int(marks.sum()))]]] = True
+        return marks.nonzero().flatten()
 
 
 class Eagle1Loss(EagleObjective):
@@ -134,8 +166,9 @@ class Eagle1Loss(EagleObjective):
     def terms(self, module: EagleModule, batch: Batch, seeds: Sequence[int]) -> list[Term]:
         recipe, layer = self.recipe, module.layer()
         hidden = next(module.unroll(self._moved(batch, seeds), 1))
-        wanted = batch.loss[:, : batch.length]
-        guess, truth = hidden[wanted], batch.last[:, : batch.length][wanted]
+        seen = slice(batch.first, batch.length)
+        wanted = batch.loss[:, seen]
+        guess, truth = hidden[wanted], batch.last[:, seen][wanted]
 
         def entropy(states: Tensor, where: slice) -> Tensor:
             law = self.teacher.log_law(truth[where]).exp()

@@ -22,15 +22,19 @@ from specdec.training.corpus import Answers, States
 ROWS = 512
 """Positions whose logits over the target's whole vocabulary are held at once."""
 PRECISIONS = ("bfloat16", "float32")
+OPTIMISERS = ("muon", "adamw")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a draft is trained.  `token_passes` counts answer tokens, repeats included; `precision` is the products'."""
+    """How a draft is trained.  `token_passes` counts answer tokens, repeats included; `precision` is the products';
+    `matrix_rate` is Muon's."""
 
     token_passes: int
     batch: int = 8
-    peak_rate: float = 1e-3
+    optimiser: str = "muon"
+    peak_rate: float = 2e-3
+    matrix_rate: float = 2e-2
     warmup: int = 50
     clip: float = 0.5
     seed: int = 0
@@ -41,6 +45,8 @@ class Recipe:
     def __post_init__(self):
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.optimiser not in OPTIMISERS:
+            raise unknown("optimiser", self.optimiser, OPTIMISERS)
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
@@ -114,9 +120,17 @@ class Teacher:
         return hashlib.sha256(self.inverse.cpu().numpy().tobytes()).hexdigest()[:16]
 
     @torch.no_grad()
-    def log_law(self, states: Tensor) -> Tensor:
-        """[positions, V_d]: the log-law over the draft vocabulary alone, behind states [positions, h]."""
-        return F.linear(states, self.rows).float().log_softmax(-1)
+    def log_law(self, states: Tensor, looked: Tensor | None = None) -> Tensor:
+        """[positions, V_d]: the log-law over the draft vocabulary alone, behind states [positions, h]; over the tokens
+        `looked` of it where given."""
+        rows = self.rows if looked is None else self.rows[looked]
+        return F.linear(states, rows).float().log_softmax(-1)
+
+    @torch.no_grad()
+    def first_choices(self, states: Tensor, count: int) -> Tensor:
+        """[positions, count] of the draft vocabulary."""
+        parts = [F.linear(part, self.rows).topk(count, dim=-1).indices for part in states.split(ROWS)]
+        return torch.cat(parts)
 
     @torch.no_grad()
     def mass(self, states: Tensor) -> Tensor:

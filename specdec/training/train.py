@@ -20,14 +20,23 @@ from specdec.measure import fingerprint
 from specdec.models import LoadedModel, ModelConfig
 from specdec.models.catalogue import locate
 from specdec.models.eagle import EagleConfig
-from specdec.models.eagle_files import write_head
+from specdec.models.eagle_files import read_head, write_head
 from specdec.models.loading import read_config, read_weights
 from specdec.training.assemble import cut_config, write_draft
 from specdec.training.commands import bar, chosen, console
-from specdec.training.corpus import AnswerCorpus, Corpus, HeadCorpus, Sample, frequent_tokens, hold_out, read_text
+from specdec.training.corpus import (
+    AnswerCorpus,
+    Corpus,
+    HeadCorpus,
+    Sample,
+    frequent_tokens,
+    hold_out,
+    parts_of,
+    read_text,
+)
 from specdec.training.distill import Distillation, DistillRecipe
 from specdec.training.eagle import EagleModule, output_head
-from specdec.training.eagle_losses import Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
+from specdec.training.eagle_losses import STARTS, Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
 from specdec.training.objective import Objective, Teacher
 from specdec.training.parallel import Group, joined
 from specdec.training.small import SmallModel, check_layers
@@ -98,21 +107,42 @@ def _head(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Samp
     shape = {"trained_depth": getattr(recipe, "steps", 1)}
     if getattr(flags, "taps", None):
         shape["taps"] = _taps(flags.taps, origin)
+    if version == 3:
+        shape["own_head"] = recipe.head == "own"
     config = EagleConfig.for_target(origin, version, size, **shape)
     torch.manual_seed(recipe.seed)
-    frozen = head.to(torch.bfloat16) if version == 1 else None
+    frozen = None if config.own_head else (head if used is None else head[used]).to(torch.bfloat16)
     module = EagleModule(config, weights["model.embed_tokens.weight"].to(torch.bfloat16), frozen)
+    before: dict = {}
     if recipe.start == "last_layer":
         module.start_from(origin, weights, used)
+    elif recipe.start not in STARTS:
+        before = {"before": _go_on_from(Path(recipe.start), module, origin)}
     teacher = Teacher(head, used, device=flags.device)
     objective = Eagle3Loss(recipe, teacher) if version == 3 else Eagle1Loss(recipe, teacher)
     return Task(
         module,
         objective,
         lambda text: HeadCorpus(target.model, text, config.taps, recipe.prompt, 0),
-        {"head": config.as_dict()},
+        {"head": config.as_dict()} | before,
         lambda folder: write_head(folder, config, module.weights(), used, origin.vocab_size),
     )
+
+
+def _go_on_from(folder: Path, module: EagleModule, target: ModelConfig) -> dict | None:
+    """Give `module` the weights of the head in `folder`; its training record, where it has one."""
+    _, weights, _ = read_head(folder, target)
+    own = {name: value for name, value in module.state_dict().items() if name.split(".")[0] in ("products", "norms")}
+    for name, value in own.items():
+        part = name.split(".")[1]
+        if part not in weights or weights[part].shape != value.shape:
+            found = tuple(weights[part].shape) if part in weights else "none"
+            raise UserError(f"start = {folder}: its {part} is {found}, but {tuple(value.shape)} is to be trained")
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name.split(".")[1]])
+    record = folder / "training.json"
+    return json.loads(record.read_text("utf-8")) if record.is_file() else None
 
 
 def _small(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
@@ -161,13 +191,13 @@ def _share_memory(train: Corpus, held: Corpus, budget: int) -> None:
     )
 
 
-def _text_settings(folder: Path, target: LoadedModel) -> dict:
-    """How the text was written; refuses text of another tokenizer."""
-    path = folder / "settings.json"
-    settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if settings.get("tokenizer", target.tokenizer.fingerprint) != target.tokenizer.fingerprint:
-        raise UserError(f"{folder}: its text was written with another tokenizer than that of {target.origin}")
-    return settings
+def _text_settings(folder: Path, target: LoadedModel) -> dict[str, dict]:
+    """How the text in each of its folders was written; refuses text of another tokenizer."""
+    found = {path.parent: json.loads(path.read_text("utf-8")) for path in sorted(folder.rglob("settings.json"))}
+    for place, settings in found.items():
+        if settings.get("tokenizer", target.tokenizer.fingerprint) != target.tokenizer.fingerprint:
+            raise UserError(f"{place}: its text was written with another tokenizer than that of {target.origin}")
+    return {place.relative_to(folder).as_posix(): settings for place, settings in found.items()}
 
 
 def _record(
@@ -180,7 +210,7 @@ def _record(
     task: Task,
 ) -> dict:
     """What stands beside a draft: how it came to be."""
-    parts = [pq.read_table(part, columns=["source", "dropped"]) for part in sorted(flags.text.glob("*.parquet"))]
+    parts = [pq.read_table(part, columns=["source", "dropped"]) for part in parts_of(flags.text)]
     rows = [row for part in parts for row in part.to_pylist()]
     device = trainer.group.device.type
     return {

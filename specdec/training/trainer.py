@@ -25,6 +25,7 @@ from specdec.errors import UserError
 from specdec.records import write_table
 from specdec.training.corpus import Corpus
 from specdec.training.objective import Objective, Recipe, mean
+from specdec.training.optimisers import Optimisers
 from specdec.training.parallel import Group
 
 DEPTH = 4
@@ -69,9 +70,7 @@ class Trainer:
         self.module, self.objective, self.corpus, self.held_out = module, objective, corpus, held_out
         self.recipe: Recipe = objective.recipe
         self.folder, self.progress = folder, Progress()
-        self.optimiser = torch.optim.AdamW(
-            module.parameters(), lr=self.recipe.peak_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        self.optimisers = Optimisers(module, self.recipe)
         self._saved = 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
@@ -109,19 +108,18 @@ class Trainer:
         self.module.round_off()
         return simulate(self.module, self.objective, self.held_out)
 
-    def _rate(self) -> float:
+    def _share(self) -> float:
+        """Of the peak rate: a warm-up, then half a cosine."""
         p, recipe = self.progress, self.recipe
         warm = min(1.0, (p.updates + 1) / max(1, recipe.warmup))
-        return recipe.peak_rate * warm * max(0.02, 0.5 * (1 + math.cos(math.pi * p.passes / recipe.token_passes)))
+        return warm * max(0.02, 0.5 * (1 + math.cos(math.pi * p.passes / recipe.token_passes)))
 
     def _update(self, indices: list[int]) -> tuple[float, int]:
         """One step on a batch: its loss and its answer tokens, over all processes."""
         recipe, group, update = self.recipe, self.group, self.progress.updates
         names = [self.corpus.samples[i].index for i in indices]
         batch, own = self._part(indices)
-        for parameters in self.optimiser.param_groups:
-            parameters["lr"] = self._rate()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimisers.begin(self._share())
         with recipe.autocast(group.device):
             terms = self.objective.terms(self.module, batch, [_seed(recipe.seed, update, name) for name in own])
         counts = torch.tensor([int(term.count) for term in terms] + [int(batch.loss.sum())], device=group.device)
@@ -135,7 +133,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
         if not torch.isfinite(norm):
             raise UserError(f"a gradient is {float(norm)} at update {update}, conversations {names}")
-        self.optimiser.step()
+        self.optimisers.step()
         self.progress.updates += 1
         return value, passes
 
@@ -179,7 +177,7 @@ class Trainer:
             return
         state = {
             "module": self.module.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimisers": self.optimisers.state_dict(),
             "progress": asdict(self.progress),
             "identity": json.dumps(self.identity()),
         }
@@ -201,7 +199,7 @@ class Trainer:
                     f"{path}: that training has {key} = {theirs.get(key)}, not {ours[key]}; take another folder"
                 )
         self.module.load_state_dict(state["module"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimisers.load_state_dict(state["optimisers"])
         self.progress = Progress(**state["progress"])
 
 

@@ -44,6 +44,17 @@ def test_attention_across_steps_is_the_masked_attention_written_down_above():
     torch.testing.assert_close(ours, dense, rtol=0, atol=1e-6)  # the softmax is in float32
 
 
+def test_rows_before_the_first_that_is_wanted_give_keys_and_values_alone():
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 3, 5, 4, 8, generator=generator)
+    k, v = (torch.randn(2, 3, 5, 2, 8, generator=generator) for _ in "kv")
+    whole, cut = StepAttention(5), StepAttention(5, first=2)
+    for i in range(3):
+        every = slice(2 if i else 0, None)
+        expected = whole(q[:, i], k[:, i], v[:, i])[:, 2:]
+        torch.testing.assert_close(cut(q[:, i, every], k[:, i, every], v[:, i, every]), expected, rtol=0, atol=1e-6)
+
+
 SAMPLE = Sample(7, tuple(range(10, 22)), (False,) * 5 + (True,) * 7)
 
 
@@ -131,11 +142,11 @@ def test_the_loss_of_each_step_is_the_cross_entropy_written_out_and_later_steps_
     expected = []
     for k, hidden in enumerate(module.unroll(batch, 4)):
         terms = []
-        for t in range(batch.length):
+        for t in range(batch.first, batch.length):
             at = t + 2 + k
             if at < len(SAMPLE.ids) and SAMPLE.mask[at] and SAMPLE.ids[at] in used.tolist():
                 p = F.linear(batch.last[0, t + k], head[used]).softmax(-1)
-                terms.append(-(p * module.layer().logits(hidden[0, t]).log_softmax(-1)).sum())
+                terms.append(-(p * module.layer().logits(hidden[0, t - batch.first]).log_softmax(-1)).sum())
         expected.append(torch.stack(terms).mean())
     terms = rule.terms(module, batch, [0])
     found = torch.stack([term.total / term.count for term in terms])
@@ -151,10 +162,10 @@ def test_the_acceptance_loss_counts_the_mass_outside_the_draft_vocabulary_as_los
     head = tiny.reference("llama", 4).state_dict()["lm_head.weight"]
     hidden = next(module.unroll(batch, 1))
     terms = []
-    for t in range(batch.length):
+    for t in range(batch.first, batch.length):
         if SAMPLE.mask[t + 2] and SAMPLE.ids[t + 2] in used.tolist():
             p = F.linear(batch.last[0, t], head).softmax(-1)
-            q = torch.zeros(len(p)).index_copy(0, used, module.layer().logits(hidden[0, t]).softmax(-1))
+            q = torch.zeros(len(p)).index_copy(0, used, module.layer().logits(hidden[0, t - batch.first]).softmax(-1))
             terms.append(1 - torch.minimum(p, q).sum())
     torch.testing.assert_close(mean(rule.terms(module, batch, [0])), torch.stack(terms).mean(), rtol=1e-5, atol=1e-6)
 
@@ -165,7 +176,7 @@ def test_the_loss_of_eagle_1_is_the_regression_and_a_tenth_of_the_cross_entropy(
     head = tiny.reference("llama", 4).state_dict()["lm_head.weight"]
     hidden = next(module.unroll(batch, 1))[0]
     wanted = batch.loss[0, : batch.length]
-    guess, truth = hidden[wanted], batch.last[0, : batch.length][wanted]
+    guess, truth = hidden[wanted[batch.first :]], batch.last[0, : batch.length][wanted]
     p, log_q = F.linear(truth, head).softmax(-1), F.linear(guess, head).log_softmax(-1)
     expected = F.smooth_l1_loss(guess, truth) - 0.1 * (p * log_q).sum(-1).mean()
     torch.testing.assert_close(mean(rule.terms(module, batch, [0])), expected, rtol=1e-5, atol=1e-5)

@@ -42,6 +42,8 @@ class Written(Section):
     max_answer: Count | None = None
     capacity: Count | None = None
     sampled_share: Probability | None = None
+    openers: Words | None = None
+    opener_share: Probability | None = None
     conversations: Words | None = None
 
 
@@ -69,12 +71,16 @@ class Recipe(Section):
     answer_tokens: Tokens | None = None
     prompt: Count | None = None
     batch: Count | None = None
+    optimiser: Literal["muon", "adamw"] | None = None
     peak_rate: Rate | None = None
+    matrix_rate: Rate | None = None
     warmup: CountOrZero | None = None
     seed: Seed | None = None
     evaluate_every: Count | None = None
     memory: Gibibytes | None = None
     vocabulary: Count | None = None
+    head: Literal["own", "target"] | None = None
+    sampled: CountOrZero | None = None
     steps: Count | None = None
     acceptance: Probability | None = None
     feature_weight: Weight | None = None
@@ -85,7 +91,7 @@ class Recipe(Section):
     def _own_keys(self) -> Recipe:
         foreign = {
             "eagle3": ("feature_weight", "token_weight", "noise"),
-            "eagle1": ("vocabulary", "steps", "acceptance"),
+            "eagle1": ("vocabulary", "head", "sampled", "steps", "acceptance"),
         }
         for key in foreign[self.method]:
             if getattr(self, key) is not None:
