@@ -51,7 +51,8 @@ class Eagle3Recipe(EagleRecipe):
     """`steps` 1 is training without training-time test.
 
     `head`: whose rows decide over the draft vocabulary; `sampled`: how many tokens of it an update's loss looks at, 0
-    for all; `acceptance` is the weight of 1 - sum min(p, q) in the loss, p over the whole vocabulary (arXiv 2602.23881).
+    for all; `acceptance` is the weight of 1 - sum min(p, q) in the loss, p over the whole vocabulary (arXiv
+    2602.23881).
     """
 
     head: str = "own"
