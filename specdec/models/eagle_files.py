@@ -288,7 +288,9 @@ def _settings(config: EagleConfig, vocabulary: int) -> dict:
         raw["rope_scaling"] = {"rope_type": "llama3", **scaling}
     if config.version == 3:
         raw["draft_vocab_size"] = config.draft_vocabulary
-        raw |= {} if config.own_head else {"target_lm_head": True}
+        if not config.own_head:
+            raw["target_lm_head"] = True
+            raw |= {"draft_vocab_size": None} if config.draft_vocabulary == vocabulary else {}
         ids = [tap - 1 for tap in config.taps]
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
         raw["norm_before_residual"] = config.norm_before_residual

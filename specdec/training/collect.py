@@ -23,7 +23,7 @@ SIMULATED = ("tokens_per_round", *(f"acceptance_at_{place}" for place in range(1
 """What a record says of a head on held-out text."""
 ROW = ("base", "name", "method", "changes", "token_passes", "updates", *SIMULATED)
 NOT_SETTINGS = ("evaluate_every", "save_seconds", "token_passes")
-SHAPE = ("taps", "draft_vocabulary")
+SHAPE = ("taps", "draft_vocabulary", "own_head")
 SLACK = 0.05
 """Passes may differ by this share: a training ends with the batch that reaches its number."""
 
@@ -31,7 +31,7 @@ SLACK = 0.05
 def settings_of(record: dict) -> dict:
     """What a training can be told apart by."""
     recipe = {key: value for key, value in record["recipe"].items() if key not in NOT_SETTINGS}
-    return {"method": record["method"]} | recipe | {key: record["head"][key] for key in SHAPE}
+    return {"method": record["method"]} | recipe | {key: record["head"].get(key) for key in SHAPE}
 
 
 def collect(runs: Path, base: str) -> list[dict]:
@@ -59,7 +59,7 @@ def collect(runs: Path, base: str) -> list[dict]:
 
 def _text(record: dict) -> tuple:
     text = record["text"]
-    return text["settings"].get("target"), text["settings"].get("seed"), text["answer_tokens"], text["held_out"]
+    return text["settings"], text["answer_tokens"], text["held_out"]
 
 
 def _read(path: Path) -> dict:

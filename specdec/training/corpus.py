@@ -90,7 +90,7 @@ def read_text(folder: Path) -> list[Sample]:
 
 
 def parts_of(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.parquet"))
+    return sorted(folder.rglob("part-*.parquet"))
 
 
 def hold_out(samples: Sequence[Sample], share: float = 0.03) -> tuple[list[Sample], list[Sample]]:

@@ -216,7 +216,7 @@ def _record(
     return {
         "method": flags.command,
         "target": {"name": Path(target.origin).name, "model_id": target.model_id},
-        "recipe": asdict(trainer.recipe),
+        "recipe": asdict(trainer.recipe) | ({"start": Path(flags.start).name} if "before" in task.shape else {}),
         **task.shape,
         "parameters": sum(parameter.numel() for parameter in task.module.parameters()),
         "text": {

@@ -155,6 +155,27 @@ def test_training_and_decoding_see_the_same_tensors(version, size):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max().clamp(min=1)))
 
 
+@pytest.mark.parametrize("variant", ["llama", "llama-tied"])
+@pytest.mark.parametrize("size", [None, 30])
+def test_a_head_without_rows_of_its_own_decides_by_the_targets(variant, size):
+    target, prompt = heads.target_of(variant), tiny.prompt_of(8)
+    used = heads.vocabulary_of(size) if size else None
+    ids = torch.arange(tiny.VOCABULARY) if used is None else used
+    state = tiny.reference(variant, 4).state_dict()
+    rows = state["model.embed_tokens.weight" if target.config.tied else "lm_head.weight"][ids].double()
+    config = heads.config_of(3, size, variant)
+    weights = {name: value.double() for name, value in heads.weights_of(config).items()} | {"head": rows}
+    less = {name: value for name, value in weights.items() if name != "head"}
+    features = target.forward(prompt[:-1], target.new_cache(64), taps=config.taps).features
+    found = []
+    for shape, tensors in ((config, weights), (heads.config_of(3, size, variant, own_head=False), less)):
+        draft = Eagle(shape, tensors, target, used)
+        draft.start(prompt, features, SimpleNamespace(capacity=64))
+        found.append((draft.root(), draft.weight_bytes, draft.vocabulary))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+    assert (found[0][2] is None) == (found[1][2] is None) == (size is None)
+
+
 def test_branches_fed_together_equal_the_chains_they_are():
     target, prompt = heads.target_of(), tiny.prompt_of(8)
     config = heads.config_of()

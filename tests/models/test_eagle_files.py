@@ -96,6 +96,28 @@ def test_a_head_over_the_whole_vocabulary_needs_no_map(tmp_path):
     assert used is None and found.draft_vocabulary == tiny.VOCABULARY
 
 
+@pytest.mark.parametrize("size", [None, SIZE])
+def test_a_head_that_decides_by_the_targets_rows_stores_none(tmp_path, size):
+    config = heads.config_of(3, size, own_head=False)
+    write_head(tmp_path, config, heads.weights_of(config), USED if size else None, tiny.VOCABULARY)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    found, tensors, used = read_head(tmp_path, target_config())
+    assert found == config and (torch.equal(used, USED) if size else used is None)
+    same(tensors, rounded(heads.weights_of(config)))
+    if size is None:  # a null is how sglang says it
+        raw = json.loads((tmp_path / "config.json").read_text())
+        assert raw.pop("target_lm_head") and raw["draft_vocab_size"] is None
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        assert not read_head(tmp_path, target_config())[0].own_head
+        change(tmp_path, draft_vocab_size=tiny.VOCABULARY)
+        assert "tensor lm_head.weight is missing" in refusal(tmp_path)
+
+
+def test_rows_beside_the_word_that_the_targets_are_taken_are_refused(folder):
+    change(folder, target_lm_head=True)
+    assert "tensor lm_head.weight is not part of an EAGLE-3 head" in refusal(folder)
+
+
 def test_the_map_holds_offsets_and_its_mask_names_the_same_tokens(folder):
     stored = load_file(folder / "model.safetensors")
     assert torch.equal(torch.arange(SIZE) + stored["d2t"], USED)

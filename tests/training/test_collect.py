@@ -17,7 +17,7 @@ def record(
     return {
         "method": method,
         "recipe": {"token_passes": 50_000, "batch": 8, "steps": 4, "save_seconds": 120.0} | recipe,
-        "head": {"taps": list(taps), "draft_vocabulary": 8192},
+        "head": {"taps": list(taps), "draft_vocabulary": 8192, "own_head": True},
         "text": {"settings": {"target": "t", "seed": 0}, "answer_tokens": text, "held_out": 20},
         "token_passes": passes,
         "updates": 40,

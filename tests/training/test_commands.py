@@ -52,7 +52,7 @@ def test_a_head_is_trained_written_with_its_record_and_decodes(model, text, tmp_
     assert main([method, str(text), str(out), *flags(model), *rest]) == 0
     record = json.loads((out / "training.json").read_text())
     assert record["method"] == method and record["token_passes"] >= 1500 and record["recipe"]["seed"] == 0
-    assert record["text"]["answer_tokens"] >= 1000 and record["text"]["settings"]["sampled_share"] == 0.1
+    assert record["text"]["answer_tokens"] >= 1000 and record["text"]["settings"]["."]["sampled_share"] == 0.1
     assert record["text"]["conversations"] > 20 and record["text"]["sources"].keys() == {"self"}
     assert len(record["history"]) == 3 and record["history"][-1]["passes"] == record["token_passes"]
     assert record["held_out"]["tokens_per_round"] >= 1 and record["seconds"] > 0
@@ -84,6 +84,44 @@ def test_what_the_ablations_vary_is_asked_for_and_recorded(model, text, tmp_path
     log = pq.read_table(out / "training" / "log.parquet").to_pylist()
     assert log == record["history"] and log[0].keys() >= {"loss", "tokens_per_round", "acceptance_at_1", "seconds"}
     assert cli.main(["generate", "the cat", *flags(model), "--draft", f"eagle:{out}", "-k", "2", "-n", "8"]) == 0
+
+
+def test_a_head_goes_on_from_another_and_takes_the_targets_rows(model, text, tmp_path, capsys):
+    rest = [*flags(model), "--evaluate-every", "100", "--vocabulary", "60"]
+    first, second, third = (str(tmp_path / name) for name in ("first", "second", "third"))
+    assert main(["eagle3", str(text), first, *rest, "--token-passes", "300"]) == 0
+    more = ["--token-passes", "10", "--peak-rate", "0", "--matrix-rate", "0"]
+    more += ["--start", first, "--head", "target", "--sampled", "40"]
+    assert main(["eagle3", str(text), second, *rest, *more]) == 0
+    target = load_model(model).model.config
+    (_, before, _), (config, weights, _) = read_head(Path(first), target), read_head(Path(second), target)
+    assert not config.own_head and before.keys() - weights.keys() == {"head"}
+    assert all((weights[name] == before[name]).all() for name in weights), "nothing was learned at rate 0"
+    record = json.loads(Path(second, "training.json").read_text())
+    assert record["recipe"]["start"] == "first" and record["before"]["recipe"]["token_passes"] == 300
+    assert cli.main(["generate", "the cat", *flags(model), "--draft", f"eagle:{second}", "-k", "2", "-n", "8"]) == 0
+    capsys.readouterr()
+    assert main(["eagle3", str(text), third, *rest, "--token-passes", "10", "--start", second]) == 1
+    assert f"start = {second}: its head is none, but (60, 32) is to be trained" in capsys.readouterr().err
+    assert main(["eagle3", str(text), third, *rest, "--token-passes", "10", "--start", "nowhere"]) == 1
+    assert '"nowhere"' in (said := capsys.readouterr().err) and "last_layer" in said
+    assert main(["eagle3", str(text), third, *rest, "--token-passes", "10", "--sampled", "9", "--acceptance", "1"]) == 1
+    assert "sampled = 9" in capsys.readouterr().err
+
+
+def test_texts_in_folders_of_one_are_one_text(model, text, tmp_path):
+    for name, seed in (("a", "3"), ("b", "4")):
+        asked = ["synthesise", str(tmp_path / name), *flags(model), *SHORT, "--answer-tokens", "600", "--seed", seed]
+        assert (
+            main([*asked, "--openers", "passages", "--opener-share", "1", "--max-user", "40", "--sampled-share", "0"])
+            == 0
+        )
+    found = [len(read_text(tmp_path / name)) for name in ("a", "b")]
+    assert len(read_text(tmp_path)) == sum(found) and min(found) > 0
+    assert main(["eagle1", str(tmp_path), str(tmp_path / "head"), *flags(model), "--token-passes", "10"]) == 0
+    record = json.loads((tmp_path / "head" / "training.json").read_text())
+    openers = {name: kept["openers"] for name, kept in record["text"]["settings"].items()}
+    assert openers == {"a": "passages", "b": "passages"}
 
 
 def test_a_start_from_the_last_layer_and_a_random_one_differ(model, text, tmp_path, monkeypatch):
@@ -189,7 +227,7 @@ def test_a_stopped_training_says_so_and_goes_on(model, text, tmp_path, monkeypat
     monkeypatch.setattr(train.Trainer, "run", run)
     assert main(["eagle3", str(text), str(tmp_path), *rest]) == 0
     assert main(["eagle3", str(text), str(tmp_path), *rest, "--peak-rate", "0.5"]) == 1
-    assert "that training has peak_rate = 0.001, not 0.5" in capsys.readouterr().err
+    assert "that training has peak_rate = 0.002, not 0.5" in capsys.readouterr().err
 
 
 def test_given_conversations_are_read_and_bad_files_named(model, tmp_path, capsys):

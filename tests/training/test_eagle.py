@@ -170,6 +170,27 @@ def test_the_acceptance_loss_counts_the_mass_outside_the_draft_vocabulary_as_los
     torch.testing.assert_close(mean(rule.terms(module, batch, [0])), torch.stack(terms).mean(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_sampled_vocabulary_holds_what_is_asked_and_likely_and_the_loss_is_the_cross_entropy_on_it():
+    used = heads.vocabulary_of(60)
+    module, rule = heads.module_of(heads.config_of(3, 60)), objective(3, used, steps=1, sampled=55)
+    batch = collate([states()], 1)
+    head = tiny.reference("llama", 4).state_dict()["lm_head.weight"]
+    looked = rule._looked_at(batch, batch.last[batch.loss], [0])
+    law = F.linear(batch.last[batch.loss], head[used])
+    asked = {used.tolist().index(token) for token in SAMPLE.ids[5:] if token in used.tolist()}
+    assert len(looked) == 55 and asked <= set(looked.tolist())
+    assert set(law.topk(8, dim=-1).indices.flatten().tolist()) <= set(looked.tolist())
+    assert torch.equal(looked, rule._looked_at(batch, batch.last[batch.loss], [0]))
+    assert not torch.equal(looked, rule._looked_at(batch, batch.last[batch.loss], [1]))
+    hidden, terms = next(module.unroll(batch, 1))[0], []
+    for t in range(batch.first, batch.length):
+        if SAMPLE.mask[t + 2] and SAMPLE.ids[t + 2] in used.tolist():
+            p = F.linear(batch.last[0, t], head[used][looked]).softmax(-1)
+            terms.append(-(p * module.layer().logits(hidden[t - batch.first])[looked].log_softmax(-1)).sum())
+    torch.testing.assert_close(mean(rule.terms(module, batch, [0])), torch.stack(terms).mean(), rtol=1e-5, atol=1e-6)
+    assert objective(3, used, sampled=60)._looked_at(batch, batch.last[batch.loss], [0]) is None, "all of them"
+
+
 def test_the_loss_of_eagle_1_is_the_regression_and_a_tenth_of_the_cross_entropy():
     module, rule = heads.module_of(heads.config_of(1)), objective(1)
     batch = collate([states(version=1)], 1)
@@ -197,6 +218,9 @@ def test_a_module_begins_with_the_targets_last_layer_and_head(variant):
 
     weights, used = dict(tiny.reference(variant, 4).state_dict()), heads.vocabulary_of(30)
     origin = heads.target_of(variant).config
+    bare = EagleModule(heads.config_of(3, 30, variant, own_head=False), weights["model.embed_tokens.weight"])
+    bare.start_from(origin, weights, used)
+    assert "head" not in bare.products
     for config, words in ((heads.config_of(3, 30, variant), used), (heads.config_of(3, None, variant), None)):
         module = EagleModule(config, weights["model.embed_tokens.weight"])
         module.start_from(origin, weights, words)

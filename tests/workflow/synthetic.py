@@ -69,6 +69,9 @@ def simulated(tau: float) -> dict:
     return {"tokens_per_round": tau, **{f"acceptance_at_{place}": tau / 4 - 0.02 * place for place in (1, 2, 3, 4)}}
 
 
+RATES = {"optimiser": "muon", "peak_rate": 0.001}
+
+
 def record_of(method: str, points: int) -> dict:
     """What `specdec.training` writes beside a head, as far as tables read it."""
     own = {"steps": 4} if method == "eagle3" else {"noise": 0.1}
@@ -79,8 +82,12 @@ def record_of(method: str, points: int) -> dict:
     return {
         "method": method,
         "target": {"name": "smollm2-135m-instruct", "model_id": "0f3a8c"},
-        "recipe": {"token_passes": 1000, "prompt": 64, "batch": 8, "peak_rate": 0.001, "warmup": 50, "seed": 0, **own},
-        "head": {"taps": [2, 15, 27], "draft_vocabulary": 8192 if method == "eagle3" else None},
+        "recipe": {"token_passes": 1000, "prompt": 64, "batch": 8, "warmup": 50, "seed": 0, **RATES, **own},
+        "head": {
+            "taps": [2, 15, 27],
+            "draft_vocabulary": 8192 if method == "eagle3" else None,
+            "own_head": method == "eagle3",
+        },
         "text": {
             "settings": {"seed": 0, "target": "0f3a8c"},
             "conversations": 700,

@@ -92,7 +92,7 @@ def first_part(text: Path, out: Path, answer_tokens: int) -> Path:
 
     What was dropped among them is kept as well, so that the record still counts it.
     """
-    table = pq.ParquetDataset(sorted(text.glob("*.parquet"))).read().sort_by("index")
+    table = pq.ParquetDataset(sorted(text.rglob("part-*.parquet"))).read().sort_by("index")
     counts = [sum(mask) for mask in table["loss_mask"].to_pylist()]
     total, rows = 0, 0
     while rows < len(counts) and total < answer_tokens:
@@ -101,7 +101,9 @@ def first_part(text: Path, out: Path, answer_tokens: int) -> Path:
     if total < answer_tokens:
         raise UserError(f"{text}: holds {total} answer tokens, but the recipe asks for {answer_tokens}")
     out.mkdir(parents=True, exist_ok=True)
-    if (text / "settings.json").is_file():
-        shutil.copyfile(text / "settings.json", out / "settings.json")
+    for settings in text.rglob("settings.json"):
+        place = out / settings.relative_to(text)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(settings, place)
     write_table(out / "part-00000.parquet", table.slice(0, rows))
     return out

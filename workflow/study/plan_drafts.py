@@ -46,7 +46,7 @@ class DraftPlan:
         hours, and folder and settings vouch for it."""
         text, pair = self.config.training[self.pair].text, self.config.pair_in_force()
         if text.folder:
-            return {"content": self.digest_of(self.config.text_path(), ("*.parquet",))}
+            return {"content": self.digest_of(self.config.text_path(), ("**/part-*.parquet",))}
         return {
             "written": text.written.model_dump(exclude_none=True, exclude={"rows"}),
             "target": self._source(pair.target),

@@ -13,7 +13,7 @@ from workflow.study import metrics
 from workflow.study.cells import Cell
 from workflow.study.config import StudyConfig
 from workflow.study.measured import Measured
-from workflow.study.tables_training import record_of
+from workflow.study.tables_training import record_of, stages
 
 ALL = "all"
 DEEPEST = 8
@@ -70,6 +70,6 @@ def _training(config: StudyConfig, draft: str, root: Path) -> dict:
         return _UNTRAINED
     return {
         "train_tokens": record["text"]["answer_tokens"],
-        "train_token_passes": record["token_passes"],
-        "train_hours": record["seconds"] / 3600,
+        "train_token_passes": sum(stage["token_passes"] for stage in stages(record)),
+        "train_hours": sum(stage["seconds"] for stage in stages(record)) / 3600,
     }

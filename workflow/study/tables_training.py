@@ -35,6 +35,11 @@ def _records(config: StudyConfig, root: Path) -> Iterator[tuple[str, dict]]:
             yield draft, record
 
 
+def stages(record: dict | None) -> list[dict]:
+    """A training, and before it those of the head that it went on from, the last one first."""
+    return [] if record is None else [record, *stages(record.get("before"))]
+
+
 def training(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
     """One row a trained draft: text, settings, cost, and how well it guesses text it has not seen."""
     return [
@@ -68,7 +73,11 @@ def _row(pair: str, draft: str, record: dict, size: int) -> dict:
         "updates": record["updates"],
         "hours": record["seconds"] / 3600,
         "steps": recipe.get("steps", 1),
+        "before_passes": sum(stage["token_passes"] for stage in stages(record)[1:]),
+        "before_hours": sum(stage["seconds"] for stage in stages(record)[1:]) / 3600,
         "vocabulary": head["draft_vocabulary"],
+        "own_head": head["own_head"],
+        "optimiser": recipe["optimiser"],
         **{name: recipe[name] for name in ("batch", "peak_rate", "warmup", "prompt", "seed")},
         "taps": " ".join(map(str, head["taps"])),
         "head_bytes": size,

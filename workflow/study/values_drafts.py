@@ -127,7 +127,17 @@ def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadat
     small trainings beside them."""
     heads = tables["training"]
     dtype, target = (config.get("run") or {}).get("dtype"), (metadata.get("model") or {}).get("target")
-    shared = ("answer_tokens", "conversations", "prompt", "batch", "warmup", "seed", "peak_rate", "token_passes")
+    shared = (
+        "answer_tokens",
+        "conversations",
+        "prompt",
+        "batch",
+        "warmup",
+        "seed",
+        "optimiser",
+        "peak_rate",
+        "token_passes",
+    )
     same = {name: len({head.get(name) for head in heads}) == 1 for name in shared}
     return {
         "heads": heads,

@@ -113,7 +113,7 @@ class Heads:
     def missing_text(self: StudyConfig) -> str | None:
         """What is not there of the text that the drafts to be trained learn from, or None."""
         path = self.text_path()
-        if self.training[self.pair].text.written or any(path.glob("*.parquet")):
+        if self.training[self.pair].text.written or any(path.rglob("part-*.parquet")):
             return None
         return f"no training text in {path} (training.{self.pair}.text.folder): no .parquet file there"
 
@@ -126,7 +126,7 @@ class Heads:
         path = self.text_path()
         if path is None:
             return False
-        return any((root / path).glob("*.parquet")) or any(map(self.trained_here, self.pair_in_force().drafts))
+        return any((root / path).rglob("part-*.parquet")) or any(map(self.trained_here, self.pair_in_force().drafts))
 
 
 def check_roles(key: str, pair: Pair, ruled: bool) -> None:
