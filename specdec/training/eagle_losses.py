@@ -73,9 +73,13 @@ class Eagle3Recipe(EagleRecipe):
 
 @dataclass(frozen=True)
 class Eagle1Recipe(EagleRecipe):
-    """`noise`: the states fed are moved by as much as this, uniformly."""
+    """`noise`: the states fed are moved by as much as this, uniformly.
 
-    peak_rate: float = 3e-4
+    It begins with random weights: its layer has no norm in front, so that weights of the target's last layer, which has
+    one, would begin with states many times too long.
+    """
+
+    start: str = "random"
     feature_weight: float = 1.0
     token_weight: float = 0.1
     noise: float = 0.1
