@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from workflow.study.config.base import Count, DraftName, Flag, ModelName, Section, Text
+from workflow.study.config.base import Count, CountOrZero, DraftName, Flag, ModelName, Section, Text
+
+Layers = list[CountOrZero]
 
 MODELS_FOLDER = Path("resources/models")
 ASSEMBLED_FOLDER = Path("resources/assembled")
@@ -81,10 +83,22 @@ class LanguageModelDraft(Section):
 
 
 class LayerSkipDraft(Section):
-    """The target's own first `layers` layers, then its norm and head."""
+    """The target's own first `layers` layers (all unless given) without some attention and MLP blocks, then its norm and
+    head."""
 
     kind: Literal["layer_skip"]
-    layers: Count
+    layers: Count | None = None
+    skip_attention: Layers = []
+    skip_mlp: Layers = []
+
+    @model_validator(mode="after")
+    def _leaves_something_out(self) -> LayerSkipDraft:
+        if self.layers is None and not (self.skip_attention or self.skip_mlp):
+            raise PydanticCustomError("layers", "layers, skip_attention or skip_mlp must say what is left out")
+        for name in ("skip_attention", "skip_mlp"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise PydanticCustomError("layers", "{name} names a layer twice", {"name": name})
+        return self
 
 
 class EagleDraft(Section):
