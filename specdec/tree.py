@@ -19,7 +19,7 @@ ROOT = -1
 
 @dataclass(frozen=True)
 class Early:
-    """What the target's first `layers` layers left of a chain's rows [root, node 0, ...], the first len(hidden) of them.
+    """What the target's first `layers` layers left of a chain's first len(hidden) rows of [root, node 0, ...].
 
     Their keys and values of these layers stand in the target's cache, in the slots behind what is committed.
     """

@@ -69,9 +69,8 @@ def small(folder, tmp_path_factory):
         own = {"model.norm.weight": weights["model.norm.weight"]}
         for ours, theirs in enumerate(LAYERS):
             begin = f"model.layers.{theirs}."
-            own |= {
-                f"model.layers.{ours}.{k.removeprefix(begin)}": v for k, v in weights.items() if k.startswith(begin)
-            }
+            of_layer = {name.removeprefix(begin): w for name, w in weights.items() if name.startswith(begin)}
+            own |= {f"model.layers.{ours}.{name}": weight for name, weight in of_layer.items()}
         write_draft(distilled, cut_config(read_config(folder), len(LAYERS)), own)
     whole = tmp_path_factory.mktemp("assembled") / "small"
     assemble(distilled, folder, whole)

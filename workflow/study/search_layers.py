@@ -4,9 +4,9 @@
 
 Bayesian optimisation over one yes or no for every block, on the calibration prompts, none of which is ever reported on.
 A set's score is the speedup that the cost model gives it: its tokens per round, decoded as the study decodes, over the
-price of a round, from passes timed once at the start.  So a set has one score, whatever else the machine does, and a
-search that is repeated finds the same.  Sets that anybody would try, and the one configured, come first; the best of all
-is printed as the keys of a draft, with the decode speedups that it and the best plain exit measure.
+price of a round, from passes timed once at the start.  So within a search a set has one score, whatever else the
+machine does meanwhile.  Sets that anybody would try, and the one configured, come first; the best of all is printed as
+the keys of a draft, beside the decode speedups that it and a plain exit measure.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ class LanguageModelDraft(Section):
 
 
 class LayerSkipDraft(Section):
-    """The target's own first `layers` layers (all unless given) without some attention and MLP blocks, then its norm and
-    head."""
+    """The target without some blocks: its first `layers` layers (all unless given), its norm and its head."""
 
     kind: Literal["layer_skip"]
     layers: Count | None = None
