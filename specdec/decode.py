@@ -149,6 +149,8 @@ class Generation:
     def _score(self, root: int, draft: Draft, base: int) -> Output:
         """One target pass over the rows [root, node 0, ...]."""
         tokens, taps = [root, *draft.tokens], self._drafter.taps
+        if draft.early is not None:
+            return self._target.resume(tokens, self.cache, draft.early.layers, draft.early.hidden)
         if draft.is_chain:
             return self._target.forward(tokens, self.cache, taps=taps)
         return self._target.forward(tokens, self.cache, positions=draft.positions(base), mask=draft.mask(), taps=taps)

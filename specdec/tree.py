@@ -18,12 +18,24 @@ ROOT = -1
 
 
 @dataclass(frozen=True)
+class Early:
+    """What the target's first `layers` layers left of a chain's first len(hidden) rows of [root, node 0, ...].
+
+    Their keys and values of these layers stand in the target's cache, in the slots behind what is committed.
+    """
+
+    layers: int
+    hidden: Tensor
+
+
+@dataclass(frozen=True)
 class Draft:
     """Proposed nodes: `tokens[j]` hangs under node `parents[j]` (-1: the root, the last committed token).
 
     `q` [n, V] holds in row j the law in force when node j was drawn, over the target's ids; None for a point law.
     `stopped` says why drafting ended.  `confidence` [n] is the chance that the draft gives to the path to each node,
-    the product of its probabilities along it; empty where it has none.
+    the product of its probabilities along it; empty where it has none.  `early`: work of the target's that drafting has
+    done already, from drafts made of its first layers.
     """
 
     tokens: tuple[int, ...] = ()
@@ -32,6 +44,7 @@ class Draft:
     q: Tensor | None = None
     stopped: str = "none"
     confidence: tuple[float, ...] = ()
+    early: Early | None = None
     depths: tuple[int, ...] = field(init=False)
 
     def __post_init__(self):
@@ -60,9 +73,10 @@ class Draft:
         q: Tensor | None = None,
         stopped: str = "none",
         confidence: Sequence[float] = (),
+        early: Early | None = None,
     ) -> Draft:
         parents = tuple(range(-1, len(tokens) - 1))
-        return cls(tuple(tokens), parents, law if tokens else POINT, q, stopped, tuple(confidence))
+        return cls(tuple(tokens), parents, law if tokens else POINT, q, stopped, tuple(confidence), early)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -71,7 +71,11 @@ def tentative_rows(drafter: Drafter, depth: int, nodes: int) -> int:
 
 
 class DraftModel(Protocol):
-    """Who guesses one level at a time."""
+    """Who guesses one level at a time.
+
+    One that runs the target's own first layers may have an attribute `early` (`specdec.tree.Early`): what they left of
+    this round's rows, as far as these are a chain.
+    """
 
     taps: tuple[int, ...]
     vocabulary: Tensor | None

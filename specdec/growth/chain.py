@@ -57,9 +57,10 @@ class Chain(Grower):
             logits = self.model.step([tokens[-1]], [len(tokens) - 2 if len(tokens) > 1 else ROOT])[0]
         self._last = tuple(tokens)
         confidence = torch.stack(chances).cumprod(0).tolist() if chances else ()
+        early = getattr(self.model, "early", None)
         if rows:
-            return Draft.chain(tokens, WITHOUT_REPLACEMENT, torch.stack(rows), stopped, confidence)
-        return Draft.chain(tokens, POINT, None, stopped, confidence)
+            return Draft.chain(tokens, WITHOUT_REPLACEMENT, torch.stack(rows), stopped, confidence, early)
+        return Draft.chain(tokens, POINT, None, stopped, confidence, early)
 
     def learn(self, tokens: Sequence[int]) -> None:
         accepted = 0

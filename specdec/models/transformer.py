@@ -31,10 +31,12 @@ Plan = Sequence[tuple[int, bool, bool]]
 
 @dataclass(frozen=True)
 class Output:
-    """`logits` [rows, V] (None when not asked for) and `features` [rows, taps * hidden] (None without taps)."""
+    """`logits` [rows, V] (None when not asked for), `features` [rows, taps * hidden] (None without taps), and `hidden`
+    [rows, hidden], what the last block of the plan left, before the final norm."""
 
     logits: Tensor | None
     features: Tensor | None
+    hidden: Tensor | None = None
 
 
 class _Block:
@@ -156,7 +158,26 @@ class Transformer:
         if logits or self.config.layers in taps:
             tapped[self.config.layers] = self.norm(hidden)
         features = torch.cat([tapped[k] for k in taps], dim=-1) if taps else None
-        return Output(self.head(tapped[self.config.layers]) if logits else None, features)
+        return Output(self.head(tapped[self.config.layers]) if logits else None, features, hidden)
+
+    @torch.inference_mode()
+    def resume(self, tokens: Sequence[int], cache: KVCache | CacheView, layers: int, hidden: Tensor) -> Output:
+        """`forward` of a chain whose first rows have been through the first `layers` layers already.
+
+        `hidden` [n, hidden], n up to len(tokens), is what those layers left of tokens[:n]; their keys and values stand
+        in the slots behind what `cache` holds.  The other tokens go through those layers first.
+        """
+        base, known = cache.length, len(hidden)
+        if known < len(tokens):
+            cache.length = base + known
+            late = self.forward(tokens[known:], cache, plan=self.full_plan[:layers], logits=False)
+            hidden = torch.cat([hidden, late.hidden])
+            cache.length = base
+        turns = self._rotations(base, len(tokens), None)
+        attention = CachedAttention(cache, len(tokens), turns, self.dtype, None, self.fused)
+        hidden, _ = self.layers(hidden, self.full_plan[layers:], attention)
+        cache.length = base + len(tokens)
+        return Output(self.head(self.norm(hidden)), None, hidden)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """[rows, hidden] in accumulator precision."""

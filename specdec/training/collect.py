@@ -2,11 +2,12 @@
 
     python -m specdec.training.collect OUT --group RUNS BASE [--group RUNS BASE ...]
 
-RUNS is a folder of heads (each with its `training.json`) of equal length, of which BASE is the one they are compared
-with; OUT a JSON file: a list of rows `{base, name, method, changes, token_passes, updates, tokens_per_round,
-acceptance_at_1 .. 4}`.  `name` is the folder's, `changes` the settings in which its recipe or the shape of its head
-differs from those of the base, which comes first in its group.  All are measured at K = 4 on the same held-out text;
-trainings of a group on another text or of another length cannot be compared and are refused.
+RUNS is a folder of drafts (each with its `training.json`) of equal length, of which BASE is the one they are compared
+with: heads, or small models distilled by several losses.  OUT is a JSON file: a list of rows `{base, name, method,
+changes, token_passes, updates, tokens_per_round, acceptance_at_1 .. 4}`.  `name` is the folder's, `changes` the
+settings in which its recipe or its shape differs from those of the base, which comes first in its group.  All are
+measured at K = 4 on the same held-out text; trainings of a group on another text or of another length cannot be
+compared and are refused.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 from specdec.errors import UserError
 
 SIMULATED = ("tokens_per_round", *(f"acceptance_at_{place}" for place in range(1, 5)))
-"""What a record says of a head on held-out text."""
+"""What a record says of a draft on held-out text."""
 ROW = ("base", "name", "method", "changes", "token_passes", "updates", *SIMULATED)
 NOT_SETTINGS = ("evaluate_every", "save_seconds", "token_passes")
-SHAPE = ("taps", "draft_vocabulary", "own_head")
+SHAPE = {"head": ("taps", "draft_vocabulary", "own_head"), "model": ("loss_vocabulary",)}
+"""What tells heads apart beside their recipes, and distilled models."""
 SLACK = 0.05
 """Passes may differ by this share: a training ends with the batch that reaches its number."""
 
@@ -31,7 +33,8 @@ SLACK = 0.05
 def settings_of(record: dict) -> dict:
     """What a training can be told apart by."""
     recipe = {key: value for key, value in record["recipe"].items() if key not in NOT_SETTINGS}
-    return {"method": record["method"]} | recipe | {key: record["head"].get(key) for key in SHAPE}
+    shape = {key: record[part].get(key) for part, keys in SHAPE.items() if part in record for key in keys}
+    return {"method": record["method"]} | recipe | shape
 
 
 def collect(runs: Path, base: str) -> list[dict]:
@@ -92,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         required=True,
         metavar=("RUNS", "BASE"),
-        help="folder of trained heads, one a folder, and the name of the one that the others are compared with",
+        help="folder of trained drafts, one a folder, and the name of the one that the others are compared with",
     )
     flags = parser.parse_args(arguments)
     try:

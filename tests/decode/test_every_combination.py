@@ -20,6 +20,7 @@ FAMILY, K, NODES, TOKENS = "llama", 3, 7, 12
 DRAFTS = {
     "near": lambda target: LanguageModel(tiny.cousin(FAMILY, 4)),
     "layer_skip": lambda target: LayerSkip(target, 2),
+    "skipped blocks": lambda target: LayerSkip(target, skip_attention=(1,), skip_mlp=(0,)),
     "eagle3": lambda target: head(target, 3, 20),
     "eagle1": lambda target: head(target, 1, None),
 }

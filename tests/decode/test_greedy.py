@@ -63,6 +63,8 @@ def test_the_baseline_is_the_naive_loop(family, length):
 STEPWISE = {
     "language_model": lambda target, family: LanguageModel(tiny.transformer(family, layers=1, seed=7)),
     "near language_model": lambda target, family: LanguageModel(tiny.cousin(family, LAYERS)),
+    "skipped attention": lambda target, family: LayerSkip(target, skip_attention=(1,)),
+    "skipped mlp": lambda target, family: LayerSkip(target, skip_mlp=(0,)),
     **{f"layer_skip {n}": lambda target, family, n=n: LayerSkip(target, n) for n in range(1, LAYERS + 1)},
 }
 WHOLE = {

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from specdec.decode import Request, autoregressive, speculative
-from specdec.drafters import Chain, Eagle, LayerSkip, NGram
+from specdec.drafters import Chain, Eagle, LanguageModel, LayerSkip, NGram
 from specdec.growth import RULES, build_grower, build_rule
 from specdec.growth.sequoia import fit
 from specdec.measure.audit import NEAR_TIE, audit
+from specdec.models import load_model
+from specdec.models.loading import read_config, read_weights
 from specdec.models.selftest import width_invariant
+from specdec.training.assemble import assemble, cut_config, write_draft
 from specdec.verifiers import VERIFIERS, build_verifier
 from tests.helpers.oracle import Decoys, Oracle
 
+ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 24
 PROMPTS = (
     "Name three rivers in Europe and say where each of them ends.",
@@ -29,13 +33,23 @@ COMBINATIONS = [
     ("layer_skip 4", "history", None, "rejection", 8),
     ("layer_skip 2", "entropy", 1.5, "greedy", 8),
     ("layer_skip 30", "fixed", None, "greedy", 5),
+    ("skipped blocks", "fixed", None, "greedy", 3),
+    ("small", "fixed", None, "greedy", 4),
+    ("small", "max_prob", 0.5, "rejection", 8),
+    ("small_restricted", "fixed", None, "greedy", 4),
     ("ngram longest", None, None, "greedy", 8),
     ("ngram first", None, None, "rejection", 4),
     ("ngram first_full", None, None, "greedy", 2),
     ("lying oracle", None, None, "rejection", 31),
 ]
 
+SKIPPED = {"skip_attention": (9, 12, 15, 18), "skip_mlp": (10, 14)}
+LAYERS = (0, 1, 2, 3, 28, 29)
+
 FLOAT32 = [
+    ("skipped blocks", "fixed", None, "greedy", 3),
+    ("small", "fixed", None, "greedy", 4),
+    ("small_restricted", "fixed", None, "rejection", 4),
     ("layer_skip 8", "max_prob", 0.5, "rejection", 4),
     ("layer_skip 2", "history", None, "greedy", 6),
     ("ngram longest", None, None, "greedy", 8),
@@ -44,7 +58,37 @@ FLOAT32 = [
 ]
 
 
-def build(kind: str, target, answer, rule, k, threshold):
+@pytest.fixture(scope="session")
+def small(folder, tmp_path_factory):
+    """The small model put together from what ships, or, before it does, from the same layers of the target as they are;
+    whole or cut to every sixth token, in a precision."""
+    distilled = ROOT / "checkpoints/smollm2/small"
+    if not (distilled / "model.safetensors").is_file():
+        distilled = tmp_path_factory.mktemp("small")
+        _, weights = read_weights(folder)
+        own = {"model.norm.weight": weights["model.norm.weight"]}
+        for ours, theirs in enumerate(LAYERS):
+            begin = f"model.layers.{theirs}."
+            of_layer = {name.removeprefix(begin): w for name, w in weights.items() if name.startswith(begin)}
+            own |= {f"model.layers.{ours}.{name}": weight for name, weight in of_layer.items()}
+        write_draft(distilled, cut_config(read_config(folder), len(LAYERS)), own)
+    whole = tmp_path_factory.mktemp("assembled") / "small"
+    assemble(distilled, folder, whole)
+
+    @cache
+    def model(kind: str, dtype: str):
+        ids = torch.arange(0, 49152, 6) if kind == "small_restricted" else None
+        return load_model(whole, dtype=dtype, head_ids=ids).model
+
+    return model
+
+
+def build(kind: str, target, answer, rule, k, threshold, small):
+    if kind.startswith("small"):
+        name = str(target.dtype).removeprefix("torch.")
+        return Chain(LanguageModel(small(kind, name), target.vocabulary), build_rule(rule, k, threshold))
+    if kind == "skipped blocks":
+        return Chain(LayerSkip(target, **SKIPPED), build_rule(rule, k, threshold))
     if kind.startswith("layer_skip"):
         return Chain(LayerSkip(target, int(kind.split()[1])), build_rule(rule, k, threshold))
     if kind.startswith("ngram"):
@@ -77,8 +121,8 @@ def _answers(model, requests, dtype):
     return _ANSWERS[dtype]
 
 
-def decode(model, request, answer, kind, rule, threshold, verifier, k):
-    drafter = build(kind, model, answer, rule, k, threshold)
+def decode(model, request, answer, kind, rule, threshold, verifier, k, small):
+    drafter = build(kind, model, answer, rule, k, threshold, small)
     generation = speculative(model, drafter, request, k=k, verifier=build_verifier(verifier))
     record = generation.run()
     assert generation.cache.length == len(request.prompt) + len(record.output_ids) - 1
@@ -86,12 +130,12 @@ def decode(model, request, answer, kind, rule, threshold, verifier, k):
 
 
 @pytest.mark.parametrize("kind, rule, threshold, verifier, k", COMBINATIONS)
-def test_bf16_output_is_the_baselines_token_for_token(case, kind, rule, threshold, verifier, k):
+def test_bf16_output_is_the_baselines_token_for_token(case, small, kind, rule, threshold, verifier, k):
     model, requests, answers = case("bfloat16")
     if not _invariant(model):
         pytest.skip("rows depend on the width of the pass on this machine; differences are audited, not excluded")
     for request, answer in zip(requests, answers, strict=True):
-        record = decode(model, request, answer, kind, rule, threshold, verifier, k)
+        record = decode(model, request, answer, kind, rule, threshold, verifier, k, small)
         assert record.output_ids == answer
         if kind == "layer_skip 30":
             assert all(r.accepted == r.drafted for r in record.rounds)
@@ -107,10 +151,10 @@ def _invariant(model) -> bool:
 
 
 @pytest.mark.parametrize("kind, rule, threshold, verifier, k", FLOAT32)
-def test_float32_output_is_the_baselines_but_for_near_ties(case, capsys, kind, rule, threshold, verifier, k):
+def test_float32_output_is_the_baselines_but_for_near_ties(case, small, capsys, kind, rule, threshold, verifier, k):
     model, requests, answers = case("float32")
     for request, answer in zip(requests, answers, strict=True):
-        record = decode(model, request, answer, kind, rule, threshold, verifier, k)
+        record = decode(model, request, answer, kind, rule, threshold, verifier, k, small)
         difference = audit(model, request.prompt, answer, record.output_ids)
         if difference is not None:
             with capsys.disabled():
@@ -120,7 +164,7 @@ def test_float32_output_is_the_baselines_but_for_near_ties(case, capsys, kind, r
 
 # -- the trained head: every shape, depth rule and verifier ------------------------------------------------------------
 
-HEAD = Path(__file__).resolve().parents[2] / "checkpoints/smollm2/eagle3"
+HEAD = ROOT / "checkpoints/smollm2/eagle3"
 NODES = 12
 PATHS = fit((0.6, 0.2, 0.1), NODES, 4).paths
 

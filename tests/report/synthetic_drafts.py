@@ -36,10 +36,13 @@ def drafts_rows(rows: list[dict], shapes: dict[str, tuple], trained: bool) -> li
 
 def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[dict]]:
     heads = [_head(pair, draft, passes, processor) for draft, passes in PASSES.items()] if trained else []
+    if trained:
+        own = {"method": "distill", "steps": None, "prompt": None, "vocabulary": 8192, "taps": "0 1 2 3 28 29"}
+        heads.append(_head(pair, "small", PASSES["eagle3"], processor) | own | simulated(2.3))
     curves = [
         {"pair": pair, "draft": draft, "passes": passes * i // 4, "updates": 100 * i, "hours": 0.5 * i, "loss": 9 / i}
         | simulated(1.5 + 0.15 * i)
-        for draft, passes in PASSES.items()
+        for draft, passes in (PASSES | {"small": PASSES["eagle3"]}).items()
         for i in range(1, 5)
         if trained
     ]

@@ -50,6 +50,18 @@ def test_rows_say_what_each_changes_and_the_base_comes_first(runs):
     assert rows[1]["token_passes"] == 50_900 and rows[1]["updates"] == 40
 
 
+def test_losses_of_a_distilled_model_are_a_group(tmp_path):
+    """The law of the target or the one token it said: what the draft learns from is what differs."""
+    for name, loss, vocabulary in (("law", "forward_kl", 60), ("token", "one_hot", 60), ("whole", "forward_kl", None)):
+        content = record("distill", loss=loss, layers=[0, 3]) | {"model": {"layers": 2, "loss_vocabulary": vocabulary}}
+        del content["head"]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "training.json").write_text(json.dumps(content))
+    assert main([str(tmp_path / "out.json"), "--group", str(tmp_path), "law"]) == 0
+    changes = {row["name"]: row["changes"] for row in read_rows(tmp_path / "out.json")}
+    assert changes == {"law": {}, "token": {"loss": "one_hot"}, "whole": {"loss_vocabulary": None}}
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

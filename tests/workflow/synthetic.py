@@ -26,8 +26,8 @@ EXAMPLE = {
 }
 
 STEP = 0.02
-ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "eagle3": 0.6, "eagle1": 0.5}
-COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "eagle3": 0.08, "eagle1": 0.12}
+ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "small_restricted": 0.65, "eagle3": 0.6, "eagle1": 0.5}
+COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "small_restricted": 0.2, "eagle3": 0.08, "eagle1": 0.12}
 
 
 def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt] | None = None, **changes) -> Path:
@@ -48,14 +48,15 @@ def write_cells(root: Path, config: StudyConfig, cells: list[Cell], base: Path =
 
 
 def write_heads(root: Path, config: StudyConfig) -> None:
-    """Heads without weights, with a record of their training, for every head of the pair; and small trainings."""
+    """Trained drafts without weights, with records of training, for every one of the pair; and small trainings."""
     for index, draft in enumerate(config.pair_in_force().drafts):
-        if (folder := config.head_path(draft)) is not None:
-            folder = Path(root) / folder
+        folder = config.head_path(draft)
+        if folder is not None and not (folder := Path(root) / folder).exists():
             folder.mkdir(parents=True)
             (folder / "config.json").write_text("{}")
             (folder / "model.safetensors").write_bytes(b"x" * 1000)
-            (folder / "training.json").write_text(json.dumps(record_of(draft, 2 + index)))
+            method = "distill" if draft == "small" else draft
+            (folder / "training.json").write_text(json.dumps(record_of(method, 2 + index)))
     rows = [
         {"base": "base", "name": "base", "method": "eagle3", "changes": {}}
         | {"token_passes": 50_000, "updates": 40, **simulated(1.4)},
@@ -74,7 +75,15 @@ RATES = {"optimiser": "muon", "peak_rate": 0.001}
 
 def record_of(method: str, points: int) -> dict:
     """What `specdec.training` writes beside a head, as far as tables read it."""
-    own = {"steps": 4} if method == "eagle3" else {"noise": 0.1}
+    own = {
+        "eagle3": {"steps": 4, "prompt": 64},
+        "eagle1": {"noise": 0.1, "prompt": 64},
+        "distill": {"layers": [0, 1, 28], "loss": "forward_kl"},
+    }[method]
+    eagle3 = method == "eagle3"
+    shape = {"head": {"taps": [2, 15, 27], "draft_vocabulary": 8192 if eagle3 else None, "own_head": eagle3}}
+    if method == "distill":
+        shape = {"model": {"layers": 3, "loss_vocabulary": 8192}}
     history = [
         {"passes": 1000 * i, "updates": 10 * i, "seconds": 36.0 * i, "loss": 10 / i, **simulated(1 + 0.1 * i)}
         for i in range(1, points + 1)
@@ -82,12 +91,8 @@ def record_of(method: str, points: int) -> dict:
     return {
         "method": method,
         "target": {"name": "smollm2-135m-instruct", "model_id": "0f3a8c"},
-        "recipe": {"token_passes": 1000, "prompt": 64, "batch": 8, "warmup": 50, "seed": 0, **RATES, **own},
-        "head": {
-            "taps": [2, 15, 27],
-            "draft_vocabulary": 8192 if method == "eagle3" else None,
-            "own_head": method == "eagle3",
-        },
+        "recipe": {"token_passes": 1000, "batch": 8, "warmup": 50, "seed": 0, **RATES, **own},
+        **shape,
         "text": {
             "settings": {"seed": 0, "target": "0f3a8c"},
             "conversations": 700,

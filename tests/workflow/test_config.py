@@ -14,6 +14,7 @@ from workflow.study.config import load, load_mapping
 K = "K is an integer from 1 to 32"
 RECIPE = {"method": "eagle3", "at_least": 1.3, "token_passes": 1000}
 RECIPES = {"full": RECIPE, "quick": RECIPE}
+DISTILLED = dict.fromkeys(RECIPES, {**RECIPE, "method": "distill", "layers": [0, 1]})
 
 
 def message(raw: dict, path: str, value: object) -> str:
@@ -101,13 +102,16 @@ def test_spellings_of_a_number_are_one(changed):
         ("pairs/smollm2/drafts/ngram/rule", "longst", '"longest"'),
         ("pairs/smollm2/drafts/ngram/min_ngram", 4, "min_ngram must not be above max_ngram"),
         ("pairs/qwen3/drafts/small/model", "qwen3-06b", '"qwen3-0.6b"'),
-        ("pairs/qwen3/drafts/small/vocabulary", 8192, "vocabulary and vocabulary_file go together"),
+        ("pairs/qwen3/drafts/small/vocabulary_file", "tokens.txt", "vocabulary_file needs vocabulary"),
+        ("pairs/smollm2/drafts/small/model", "smollm2-smal", '"smollm2-small"'),
+        ("models/smollm2-small/distilled/target", "qwen3-1.7b", "it was cut from qwen3-1.7b, but the pair's target is"),
+        ("models/smollm2-small/distilled", {"folder": "x"}, "distilled.target is missing"),
         ("pairs/qwen3/drafts/small/vocabulary", 0, "an integer from 1 to 1000000"),
         ("pairs/qwen3/chat/enable_thinking", "no", "true or false"),
-        ("models/qwen3-1.7b", {}, "one of path, hub or wheel"),
+        ("models/qwen3-1.7b", {}, "one of path, hub, wheel or distilled"),
         ("models/smollm2-135m-instruct/wheel/sha256", "abc", "wheel.sha256"),
         ("calibration/smollm3", {}, '"smollm2"'),
-        ("calibration/smollm2/small", {"provenance": "x"}, "unknown draft of smollm2"),
+        ("calibration/smollm2/smal", {"provenance": "x"}, "unknown draft of smollm2"),
         ("calibration/smollm2/ngram/best_k", 0, K),
         ("calibration/smollm2/ngram/thresholds", {"max_prob": 2}, "a number from 0 to 1"),
         ("draft_source", "shiped", "allowed: shipped, train"),
@@ -118,7 +122,15 @@ def test_spellings_of_a_number_are_one(changed):
         ("pairs/qwen3/optional", ["eagle3_publik"], '"eagle3_public"'),
         ("training/smollm3", {"text": {"folder": "x"}}, '"smollm2"'),
         ("training/smollm2/drafts/eagle4", RECIPES, '"eagle3"'),
-        ("training/smollm2/drafts/layer_skip", RECIPES, "layer_skip is no trained head"),
+        ("training/smollm2/drafts/layer_skip", RECIPES, "layer_skip is not trained (its kind is layer_skip)"),
+        ("training/smollm2/drafts/small", RECIPES, "is not trained so; allowed: distill"),
+        ("training/smollm2/drafts/eagle3", DISTILLED, "is not trained so; allowed: eagle3, eagle1"),
+        ("training/smollm2/drafts/small_restricted", DISTILLED, "the recipe of small trains its model already"),
+        ("training/qwen3/drafts/small", DISTILLED, "its model qwen3-0.6b is not distilled here"),
+        ("training/smollm2/drafts/small/full/layers", None, "layers must say which of the target's"),
+        ("training/smollm2/drafts/small/full/loss", "kl", "allowed: forward_kl"),
+        ("training/smollm2/drafts/small/full/prompt", 64, "prompt is no setting of the method distill"),
+        ("training/smollm2/drafts/eagle3/full/layers", [0], "layers is no setting of the method eagle3"),
         ("training/smollm2/text", {}, "either `folder`"),
         ("training/smollm2/drafts/eagle3/full/at_least", 0.5, "tokens per round at K = 4 are a number from 1 to 5"),
         ("training/smollm2/drafts/eagle3/full/noise", 0.1, "noise is no setting of the method eagle3"),

@@ -52,8 +52,8 @@ def copy_project(folder: Path) -> Path:
         shutil.copytree(ROOT / name, project / name, ignore=leave)
     shutil.copy(ROOT / "Snakefile", project)
     text = (ROOT / "config.yaml").read_text("utf-8")
-    # heads that stand in for the trained ones are written below, for every draft
-    (project / "config.yaml").write_text(text.replace("    optional: [eagle1]\n", ""), "utf-8")
+    # stand-ins for the trained ones are written below, for every draft
+    (project / "config.yaml").write_text(text.replace("    optional: [eagle1, small, small_restricted]\n", ""), "utf-8")
     for name in ("prompts", "report_templates", "checkpoints/smollm2/text"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(ROOT / name, project / name)
@@ -72,7 +72,7 @@ def snakemake(project: Path, *arguments: str, check: bool = True) -> str:
 
 def jobs(output: str) -> dict[str, int]:
     """The table of jobs of a dry run."""
-    kinds = "all|model|text|head|own_prompts|calibrate|decode|distribution|table|figure|report"
+    kinds = "all|model|text|head|assemble|vocabulary|own_prompts|calibrate|decode|distribution|table|figure|report"
     found = re.findall(rf"^({kinds}|cost_model|predicted|profile|peers) +(\d+)$", output, re.MULTILINE)
     return {name: int(count) for name, count in found}
 
@@ -86,9 +86,10 @@ def finished(tmp_path_factory) -> Path:
     """A project whose study has run, as far as Snakemake can tell."""
     project = copy_project(tmp_path_factory.mktemp("finished"))
     config = load(project / "config.yaml")
-    stamp = project / "resources/models/smollm2-135m-instruct/specdec.json"
-    stamp.parent.mkdir(parents=True)
-    stamp.write_text("{}")
+    made = ("models/smollm2-135m-instruct/specdec.json", "assembled/smollm2/shipped/smollm2-small/specdec.json")
+    for name in (*made, "vocabulary/smollm2.txt"):
+        (project / "resources" / name).parent.mkdir(parents=True)
+        (project / "resources" / name).write_text("{}")
     own = project / "resources/prompts/smollm2/own_kind.jsonl"
     own.parent.mkdir(parents=True)
     own.write_text('{"question_id": "own_kind_0", "category": "own_kind", "turns": ["text"]}')
@@ -137,7 +138,7 @@ def test_a_second_run_has_nothing_to_do_and_comments_count_for_nothing(finished,
 def test_a_changed_k_reruns_only_its_rows(finished, edited):
     edited("config.yaml", "k: [1, 2, 4, 8]", "k: [1, 2, 3, 4, 8]")
     output = plan_of(finished)
-    assert decoded(output) == ["eagle3-fixed-k3-t0-s0", "ngram-fixed-k3-t0-s0"]
+    assert decoded(output) == ["eagle3-fixed-k3-t0-s0", "ngram-fixed-k3-t0-s0", "small-fixed-k3-t0-s0"]
 
 
 def test_a_changed_draft_reruns_only_its_cells(finished, edited):
@@ -161,7 +162,8 @@ def test_a_calibrated_value_reruns_only_its_tables(finished, edited):
 def test_the_default_study_is_planned_from_nothing(tmp_path):
     project = copy_project(tmp_path)
     output = plan_of(project)
-    once = ("all", "model", "calibrate", "own_prompts", "cost_model", "predicted", "profile", "report")
+    once = ("all", "model", "assemble", "vocabulary", "calibrate", "own_prompts", "cost_model", "predicted", "profile")
+    once += ("report",)
     assert jobs(output) == dict.fromkeys(once, 1) | {
         "decode": len(all_cells(load(project / "config.yaml"))),
         "table": len(TABLES),
@@ -169,7 +171,7 @@ def test_the_default_study_is_planned_from_nothing(tmp_path):
     }
     partial = plan_of(project, "results/tables/dynamic_k.csv")
     names = {cell.name for cell in cells_of(load(project / "config.yaml"), "dynamic_k")}
-    assert jobs(partial) == {"model": 1, "decode": len(names), "table": 1}
+    assert jobs(partial) == {"model": 1, "assemble": 1, "decode": len(names), "table": 1}
     assert set(decoded(partial)) == names and not any(name.startswith("ngram") for name in names)
 
 

@@ -37,9 +37,9 @@ def build(config, name, folder) -> list[dict]:
 
 def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(rows):
     whole = [(row["draft"], row["k"], row["prompt_set"]) for row in rows if row["category"] == "all"]
-    deep = [(draft, k, "project") for draft in ("eagle3", "ngram") for k in (1, 2, 4, 8)]
-    level = [(draft, 4, "project") for draft in ("eagle1", "layer_skip")]
-    own = [(draft, 4, "own_kind") for draft in ("eagle3", "ngram", "eagle1", "layer_skip")]
+    deep = [(draft, k, "project") for draft in ("eagle3", "small", "ngram") for k in (1, 2, 4, 8)]
+    level = [(draft, 4, "project") for draft in ("eagle1", "small_restricted", "layer_skip")]
+    own = [(draft, 4, "own_kind") for draft, *_ in [*deep[::4], *level]]
     assert whole == [("none", 0, "project"), *deep, *level, ("none", 0, "own_kind"), *own]
     one = [row for row in rows if (row["draft"], row["k"], row["prompt_set"]) == ("eagle1", 4, "project")]
     assert one[0]["category"] == "all" and len({row["category"] for row in one}) == len(one) > 2
@@ -49,10 +49,12 @@ def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(r
 
 
 def test_the_full_study_compares_every_draft_at_every_depth(changed):
-    cells = cells_for_table(changed("study", "full"), "drafts")
+    config = changed("study", "full")
+    cells, config_drafts = cells_for_table(config, "drafts"), list(config.pair_in_force().drafts)
+    assert {"small", "small_restricted", "eagle3"} < set(config_drafts)
     for prompt_set in ("project", "own_kind"):
         found = {(c.draft, c.k) for c in cells if c.prompt_set == prompt_set and c.policy == "fixed"}
-        assert found == {(d, k) for d in ("eagle3", "eagle1", "layer_skip", "ngram") for k in (1, 2, 4, 8)}
+        assert found == {(d, k) for d in config_drafts for k in (1, 2, 4, 8)}
 
 
 def test_the_cost_of_a_draft_step_is_in_baseline_steps(config):
@@ -103,11 +105,15 @@ def test_loops_are_left_out_of_both_arms_and_counted(config, folder, tmp_path):
 
 
 def test_what_a_draft_took_stands_beside_it(rows, folder):
-    record = json.loads((folder / "checkpoints/smollm2/eagle3/training.json").read_text())
+    record, small = (
+        json.loads((folder / f"checkpoints/smollm2/{draft}/training.json").read_text()) for draft in ("eagle3", "small")
+    )
     for row in rows:
         trained = (row["train_tokens"], row["train_token_passes"], row["train_hours"])
         if row["draft"] == "eagle3":
             assert trained == (500, record["token_passes"], pytest.approx(record["seconds"] / 3600))
+        elif row["draft"] in ("small", "small_restricted"):
+            assert trained == (500, small["token_passes"], pytest.approx(small["seconds"] / 3600))
         elif row["draft"] != "eagle1":
             assert trained == (None, None, None)
 
@@ -116,8 +122,10 @@ def test_trainings_have_a_row_a_head_and_curves_a_row_a_measurement(config, fold
     rows = build(config, "training", folder)
     assert [(row["draft"], row["method"], row["vocabulary"], row["steps"]) for row in rows] == [
         ("eagle3", "eagle3", 8192, 4),
+        ("small", "distill", 8192, None),
         ("eagle1", "eagle1", None, 1),
     ]
+    assert (rows[1]["taps"], rows[1]["prompt"]) == ("0 1 28", None)
     first = rows[0]
     assert (first["written"], first["dropped"], first["dropped_loop"], first["dropped_too_long"]) == (824, 104, 100, 0)
     assert first["epochs"] == first["token_passes"] / 500 and first["taps"] == "2 15 27" and first["head_bytes"] == 1000

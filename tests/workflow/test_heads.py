@@ -86,6 +86,89 @@ def test_optional_drafts_are_left_out_and_said_to_be(raw, tmp_path, monkeypatch)
     assert "draft eagle3 is left out" not in plan.left_out()
 
 
+@pytest.fixture
+def optional(raw, tmp_path, monkeypatch) -> dict:
+    """The configuration as it ships, in a folder that holds its training text and the head alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints/smollm2").mkdir(parents=True)
+    for name in ("checkpoints/smollm2/text", "checkpoints/smollm2/eagle3"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return put(raw, "pairs/smollm2/optional", ["eagle1", "small", "small_restricted"])
+
+
+def drafts_of(plan: Plan, experiment: str) -> set[tuple[str, int]]:
+    cells = cells_of(plan.config, experiment)
+    return {(cell.draft, cell.k) for cell in cells if cell.policy == "fixed" and cell.prompt_set == "project"}
+
+
+STAMP = "resources/assembled/smollm2/shipped/smollm2-small/specdec.json"
+
+
+@pytest.mark.parametrize("study", ["default", "full"])
+def test_the_small_model_joins_every_table_once_it_is_there(optional, tmp_path, study):
+    without = Plan(optional | {"study": study}, tmp_path)
+    said = without.left_out()
+    assert "draft small is left out: the distilled model of draft small is not in checkpoints/smollm2/small" in said
+    assert (
+        "draft_source=train -- resources/drafts/smollm2/small/training.json && cp -r resources/drafts/smollm2" in said
+    )
+    tables = ("fixed_k", "dynamic_k", "drafts", "losslessness")
+    assert not any("small" in draft for name in tables for draft, _ in drafts_of(without, name))
+    assert not any("small" in path or "vocabulary" in path for path in without.measure_inputs(None))
+    (tmp_path / "checkpoints/smollm2/small").mkdir()
+    (tmp_path / "checkpoints/smollm2/small/config.json").write_text("{}")
+    plan = Plan(optional | {"study": study}, tmp_path)
+    assert "draft small" not in plan.left_out()
+    everywhere = {("small", k) for k in (1, 2, 4, 8)}
+    assert all(everywhere <= drafts_of(plan, name) for name in tables)
+    restricted = {("small_restricted", k) for k in ((4,) if study == "default" else (1, 2, 4, 8))}
+    assert {found for found in drafts_of(plan, "drafts") if found[0] == "small_restricted"} == restricted
+    assert {cell.policy for cell in cells_of(plan.config, "dynamic_k") if cell.draft == "small"} >= {
+        "max_prob",
+        "history",
+    }
+    assert {STAMP, "resources/vocabulary/smollm2.txt"} <= set(plan.measure_inputs(None))
+
+
+def test_the_small_model_can_carry_the_study_by_the_edit_that_the_configuration_describes(optional):
+    text = (ROOT / "config.yaml").read_text("utf-8")
+    assert "primary: small   also: [eagle3]   dynamic: [small, eagle3]   optional: [eagle1]" in text
+    edit = {"primary": "small", "also": ["eagle3"], "dynamic": ["small", "eagle3"], "optional": ["eagle1"]}
+    optional["pairs"]["smollm2"] |= edit
+    Path("checkpoints/smollm2/small").mkdir()
+    Path("checkpoints/smollm2/small/config.json").write_text("{}")
+    config = load_mapping(optional)
+    assert (config.studied(), config.dynamic()) == (["small", "eagle3"], ["small", "eagle3"])
+    assert {cell.draft for cell in cells_of(config, "trees")} == {"none", "small"}
+
+
+def test_cells_of_a_distilled_draft_depend_on_its_weights_and_its_tokens(raw, there):
+    plan, whole, cut = Plan(raw, there), *(Wildcards(cell=f"{d}-fixed-k4-t0-s0") for d in ("small", "small_restricted"))
+    target = "resources/models/smollm2-135m-instruct/specdec.json"
+    assert plan.decode_inputs(whole)["made"] == [target, STAMP]
+    assert plan.decode_inputs(cut)["made"] == [target, STAMP, "resources/vocabulary/smollm2.txt"]
+    before = plan.decode_values(whole)
+    assert "vocabulary" not in before and plan.decode_values(cut)["vocabulary"] == {"text": plan.text_values()}
+    (there / "checkpoints/smollm2/small/model.safetensors").write_bytes(b"y")
+    assert Plan(raw, there).decode_values(whole)["head"] != before["head"]
+    trained = Plan(raw | {"draft_source": "train"}, there)
+    record, stamp = "resources/drafts/smollm2/small/training.json", STAMP.replace("shipped", "trained")
+    for cell in (whole, cut):
+        assert trained.decode_inputs(cell)["made"][1:3] == [stamp, record], "both have the weights of one training"
+    assert trained.assemble_inputs(Wildcards(model="smollm2-small")) == [target, record]
+    assert plan.assemble_inputs(Wildcards(model="smollm2-small")) == [target]
+    assert trained.decode_values(whole)["head"] == trained.decode_values(cut)["head"]
+
+
+def test_losses_of_the_configuration_are_those_of_the_training():
+    from typing import get_args
+
+    from specdec.training.distill import LOSSES
+    from workflow.study.config.training import Loss
+
+    assert set(get_args(Loss)) == set(LOSSES)
+
+
 def test_text_that_is_not_there_stops_a_training(raw, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = load_mapping(raw | {"draft_source": "train"})
@@ -117,10 +200,11 @@ def test_a_cell_depends_on_its_head(raw, there):
 
 def test_tables_depend_on_the_records_there_are(raw, there):
     plan, table = Plan(raw, there), Wildcards(table="training")
-    assert plan.table_inputs(table) == [f"checkpoints/smollm2/{draft}/training.json" for draft in ("eagle3", "eagle1")]
+    shipped = [f"checkpoints/smollm2/{draft}/training.json" for draft in ("eagle3", "small", "eagle1")]
+    assert plan.table_inputs(table) == shipped, "two drafts have the weights of `small`; its record stands once"
     assert plan.table_inputs(Wildcards(table="training_ablations"))[-1] == "checkpoints/smollm2/ablations.json"
     (there / "checkpoints/smollm2/eagle1/training.json").unlink()
-    assert plan.table_inputs(table) == ["checkpoints/smollm2/eagle3/training.json"]
+    assert plan.table_inputs(table) == shipped[:2]
 
 
 # -- making a head --------------------------------------------------------------------------------
@@ -147,7 +231,7 @@ def test_a_head_below_its_gate_is_refused_and_one_above_is_used(raw, tmp_path, m
     config = load_mapping(put(raw, "training/smollm2/drafts/eagle3/full", RECIPE | {"batch": 2, "peak_rate": 1e-3}))
     out = Path("resources/drafts/smollm2/eagle3")
     calls = fake_training(monkeypatch, 1.29)
-    with pytest.raises(UserError, match=r"eagle3: the trained head reaches 1\.290 .*\.full\.at_least = 1\.3"):
+    with pytest.raises(UserError, match=r"eagle3: after its training it reaches 1\.290 .*\.full\.at_least = 1\.3"):
         heads.make_head(config, "eagle3", {"a": 1}, out)
     assert not out.exists()
     fake_training(monkeypatch, 1.3)

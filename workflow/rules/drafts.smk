@@ -1,4 +1,5 @@
-# Trained drafts, where `draft_source` is `train`; the text they learn from; and prompts of that text's kind.
+# Trained drafts, where `draft_source` is `train`; the text they learn from, its frequent tokens and prompts of its kind;
+# and models put together from a distilled draft and its target.
 # Trainings are stopped and go on in resources/training and resources/text, which are no outputs: Snakemake removes the
 # outputs of a job that failed.
 
@@ -48,6 +49,46 @@ rule head:
         "training the draft {wildcards.draft} of {plan.pair}"
     script:
         "../scripts/head.py"
+
+
+rule assemble:
+    input:
+        plan.assemble_inputs,
+    output:
+        stamp=f"resources/assembled/{plan.pair}/{{origin}}/{{model}}/specdec.json",
+    log:
+        f"logs/assemble/{plan.pair}/{{origin}}-{{model}}.log",
+    wildcard_constraints:
+        origin="shipped|trained",
+        model=plan.assembled_pattern,
+    localrule: True
+    conda:
+        "../../env/conda.yaml"
+    params:
+        draft=lambda wildcards: plan.draft_of(wildcards.model),
+        values=plan.assemble_values,
+    message:
+        "putting the model {wildcards.model} together"
+    script:
+        "../scripts/assemble.py"
+
+
+rule vocabulary:
+    input:
+        plan.vocabulary_inputs,
+    output:
+        f"resources/vocabulary/{plan.pair}.txt",
+    log:
+        f"logs/vocabulary/{plan.pair}.log",
+    localrule: True
+    conda:
+        "../../env/conda.yaml"
+    params:
+        values=plan.vocabulary_values,
+    message:
+        "listing the frequent tokens of the training text"
+    script:
+        "../scripts/vocabulary.py"
 
 
 rule own_prompts:

@@ -40,12 +40,11 @@ class Setting:
     policy: str
     k: int
     threshold: float | None = None
-    layers: int | None = None
+    options: tuple[tuple[str, object], ...] = ()
+    """Keys of the draft's entry that are other than configured."""
 
     def drafter(self, bench: Bench):
-        spec = bench.config.drafter_spec(self.draft)
-        if self.layers is not None:
-            spec["layers"] = self.layers
+        spec = bench.config.drafter_spec(self.draft) | dict(self.options)
         return build_drafter(
             spec,
             bench.target.model,
@@ -95,6 +94,18 @@ def scores(config: StudyConfig, draft: str, settings: list[Setting], tokens: int
     return {setting: baseline / spent for setting, spent in seconds.items()}
 
 
+def skipping_draft(config: StudyConfig) -> str:
+    """The pair's draft made of the target's own blocks."""
+    names = [name for name, draft in config.pair_in_force().drafts.items() if isinstance(draft, LayerSkipDraft)]
+    if not names:
+        raise UserError(f"pair {config.pair}: has no layer_skip draft")
+    return names[0]
+
+
+def exit_setting(draft: str, layers: int, k: int) -> Setting:
+    return Setting(draft, "fixed", k, options=(("layers", layers), ("skip_attention", ()), ("skip_mlp", ())))
+
+
 def calibrate(config: StudyConfig, tokens: int, drafts: list[str]) -> dict:
     """The block of `calibration:` for drafts of the pair in force."""
     processor = fingerprint.hardware(config.run.device)["processor"]
@@ -104,7 +115,7 @@ def calibrate(config: StudyConfig, tokens: int, drafts: list[str]) -> dict:
             raise UserError(how)
         settings = list(settings_of(config, draft))
         found = scores(config, draft, settings, tokens)
-        _show(found)
+        show(found)
         fixed = {setting.k: score for setting, score in found.items() if setting.policy == "fixed"}
         best = max(fixed, key=fixed.get)
         entry: dict = {"best_k": best}
@@ -120,11 +131,11 @@ def calibrate(config: StudyConfig, tokens: int, drafts: list[str]) -> dict:
     return {config.pair: block}
 
 
-def _show(found: dict[Setting, float]) -> None:
+def show(found: dict[Setting, float]) -> None:
     for setting, score in sorted(found.items(), key=lambda item: -item[1]):
         parts = [setting.draft, setting.policy, f"K={setting.k}"]
         parts += [f"threshold={setting.threshold:g}"] if setting.threshold is not None else []
-        parts += [f"layers={setting.layers}"] if setting.layers else []
+        parts += [f"{name}={value}" for name, value in setting.options]
         print(f"{score:.3f}  {' '.join(parts)}", file=sys.stderr)
 
 
@@ -139,17 +150,9 @@ def main() -> int:
         config = load(flags.config)
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads()))
         if flags.layers:
-            names = [n for n, d in config.pair_in_force().drafts.items() if isinstance(d, LayerSkipDraft)]
-            if not names:
-                raise UserError(f"pair {config.pair}: has no layer_skip draft")
-            _show(
-                scores(
-                    config,
-                    names[0],
-                    [Setting(names[0], "fixed", k, layers=e) for e in flags.layers for k in (1, 2)],
-                    flags.tokens,
-                )
-            )
+            draft = skipping_draft(config)
+            exits = [exit_setting(draft, layers, k) for layers in flags.layers for k in (1, 2)]
+            show(scores(config, draft, exits, flags.tokens))
         else:
             drafts = flags.drafts or list(dict.fromkeys([*config.studied(), *config.dynamic()]))
             print(yaml.safe_dump({"calibration": calibrate(config, flags.tokens, drafts)}, sort_keys=False), end="")

@@ -1,8 +1,8 @@
-"""Train a draft by its recipe: from the configuration to the command of `specdec.training`, and from its head to where
-cells read it.
+"""Train a draft by its recipe: from the configuration to the command of `specdec.training`, and from what it writes to
+where cells read it.
 
 The training lies in a folder of its own, named after everything its result depends on: a killed one goes on there,
-another recipe disturbs nothing, and only a head that has passed its gate reaches the drafts.
+another recipe disturbs nothing, and only weights that have passed their gate reach the drafts.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def make_head(config: StudyConfig, draft: str, values: Mapping, out: Path) -> No
     reached = json.loads((folder / RECORD).read_text("utf-8"))["held_out"]["tokens_per_round"]
     if reached < recipe.at_least:
         raise UserError(
-            f"draft {draft}: the trained head reaches {reached:.3f} tokens per round on held-out text at K = 4, less "
-            f"than training.{config.pair}.drafts.{draft}.{config.draft_recipe}.at_least = {recipe.at_least:g}; "
+            f"draft {draft}: after its training it reaches {reached:.3f} tokens per round on held-out text at K = 4, "
+            f"less than training.{config.pair}.drafts.{draft}.{config.draft_recipe}.at_least = {recipe.at_least:g}; "
             f"it is in {folder} and is not used"
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,11 @@ def make_text(config: StudyConfig, stamp: Path) -> None:
 def options(section: Written | Recipe, without: set[str]) -> list[str]:
     """The options that a section of the configuration sets."""
     values = section.model_dump(exclude=without, exclude_none=True)
-    return [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    return [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", _word(value))]
+
+
+def _word(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def target(config: StudyConfig) -> list[str]:

@@ -20,8 +20,7 @@ from workflow.study import legal
 from workflow.study.calibration import COMMITTED, MEASURED, Calibration
 from workflow.study.cells import CELLS_FOLDER, PATTERN, PROJECT, Cell
 from workflow.study.code_hash import code_hash
-from workflow.study.config import EagleDraft, LanguageModelDraft, StudyConfig, load_mapping
-from workflow.study.config.heads import RECORD
+from workflow.study.config import LanguageModelDraft, StudyConfig, load_mapping
 from workflow.study.experiments import TABLES, all_cells, cells_for_table
 from workflow.study.experiments_trees import distributed
 from workflow.study.plan_drafts import DraftPlan
@@ -126,7 +125,7 @@ class Plan(DraftPlan, MeasurePlan):
     @property
     def model_pattern(self) -> str:
         """The models that the workflow fetches and converts itself."""
-        return "|".join(re.escape(name) for name, model in self.config.models.items() if model.made_here) or "none made"
+        return "|".join(re.escape(name) for name, model in self.config.models.items() if model.fetched) or "none made"
 
     @property
     def all_figures(self) -> list[str]:
@@ -188,9 +187,7 @@ class Plan(DraftPlan, MeasurePlan):
     def decode_inputs(self, wildcards: Any) -> dict:
         """What a cell needs where the workflow makes it: models, head and prompts; and its draft's calibration."""
         cell = self.cell(wildcards)
-        needed: dict = {"made": [stamp for name in self._models_of(cell) for stamp in self.stamp(name)]}
-        if cell.draft != "none" and self.config.trained_here(cell.draft):
-            needed["made"].append(f"{self.config.head_path(cell.draft).as_posix()}/{RECORD}")
+        needed: dict = {"made": self.made_for(cell.draft)}
         if cell.prompt_set != PROJECT:
             needed["made"].append(own_kind_file(self.config).as_posix())
         if legal.needs_calibration(self.config, cell):
@@ -213,8 +210,7 @@ class Plan(DraftPlan, MeasurePlan):
             "max_new_tokens": config.size.max_new_tokens,
             "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup")},
         }
-        if cell.draft != "none" and isinstance(config.draft(cell.draft), EagleDraft):
-            values["head"] = self.head_in_force(cell.draft)
+        values |= self.weights_in_force(cell.draft)
         if cell.shape in config.shapes:
             values["shape"] = config.shapes[cell.shape].model_dump(exclude_none=True)
         if cell.temperature > 0:
@@ -237,14 +233,11 @@ class Plan(DraftPlan, MeasurePlan):
         models = {name: self._source(name) for name in self._models_with(draft)}
         for source in models.values():
             source.pop("path", None)  # where a checkpoint lies does not change it
-        head = self.head_in_force(draft) if isinstance(self.config.draft(draft), EagleDraft) else None
-        return {"draft": spec, "head": head, "models": models, "dtype": self.config.run.dtype}
+        own = {"head": None} | self.weights_in_force(draft)
+        return {"draft": spec, **own, "models": models, "dtype": self.config.run.dtype}
 
     def calibrate_inputs(self, wildcards: Any) -> list[str]:
-        made = [stamp for name in self._models_with(wildcards.draft) for stamp in self.stamp(name)]
-        if self.config.trained_here(wildcards.draft):
-            made.append(f"{self.config.head_path(wildcards.draft).as_posix()}/{RECORD}")
-        return made
+        return self.made_for(wildcards.draft)
 
     def calibrate_values(self, wildcards: Any) -> dict:
         """Everything a calibration depends on."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from workflow.study.config.heads import RECORD, TEXTS_FOLDER
+from workflow.study.config.heads import RECORD, TEXTS_FOLDER, VOCABULARIES_FOLDER
 from workflow.study.experiments import RECORDS
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ class DraftPlan:
         """A line for everything the study in force leaves out because it is not there."""
         lines = [f"draft {name} is left out: {how}" for name, how in self.config.left_out().items()]
         if not self.config.has_text():
-            place = self.config.text_path()
-            where = f"no training text in {place}" if place else f"training.{self.pair} names no text"
-            lines.append(f"prompts of the drafts' own kind are left out: {where}")
+            lines.append(f"prompts of the drafts' own kind are left out: {self.config.no_text()}")
         return "".join(f"{line}\n" for line in lines)
 
     def training_forecast(self: Plan, drafts: list[str]) -> str:
@@ -60,7 +59,61 @@ class DraftPlan:
         prompts = self.config.prompts
         return {"text": self.text_values(), "count": prompts.own_kind, "seed": prompts.slice_seed}
 
-    # -- heads ------------------------------------------------------------------------------------
+    def vocabulary_inputs(self: Plan, wildcards: Any) -> list[str]:
+        return self._text_inputs()
+
+    def vocabulary_values(self: Plan, wildcards: Any = None) -> dict:
+        return {"text": self.text_values()}
+
+    # -- weights ----------------------------------------------------------------------------------
+    def made_for(self: Plan, draft: str) -> list[str]:
+        """What the workflow makes before a cell of this draft can be decoded: models, trained weights, token lists."""
+        config = self.config
+        made = [stamp for name in self._models_with(draft) for stamp in self.stamp(name)]
+        if draft == "none":
+            return made
+        if config.trained_here(draft):
+            made.append(f"{config.head_path(draft).as_posix()}/{RECORD}")
+        if self._lists_tokens(draft):
+            made.append(config.vocabulary_path(draft).as_posix())
+        return made
+
+    def _lists_tokens(self: Plan, draft: str) -> bool:
+        """Whether the draft's head is cut to a list that the workflow makes."""
+        path = self.config.vocabulary_path(draft)
+        return path is not None and path.parent == VOCABULARIES_FOLDER
+
+    def weights_in_force(self: Plan, draft: str) -> dict:
+        """What tells a cell's draft from another beside its configuration: its trained weights, its list of tokens."""
+        found = {}
+        if draft != "none" and self.config.head_path(draft) is not None:
+            found["head"] = self.head_in_force(draft)
+        if draft != "none" and self._lists_tokens(draft):
+            found["vocabulary"] = self.vocabulary_values()
+        return found
+
+    # -- models that are put together -------------------------------------------------------------
+    @property
+    def assembled_pattern(self: Plan) -> str:
+        """The models that the workflow puts together for this pair."""
+        names = [name for name in self.config.pair_in_force().models if self.config.model(name).assembled]
+        return "|".join(map(re.escape, names)) or "none assembled"
+
+    def draft_of(self: Plan, model: str) -> str:
+        """The draft whose training gives an assembled model its tensors."""
+        drafts = self.config.pair_in_force().drafts
+        return next(self.config.trained_as(name) for name in drafts if model in self._models_with(name)[1:])
+
+    def assemble_inputs(self: Plan, wildcards: Any) -> list[str]:
+        """The target and, where it is trained here, the distilled draft; a shipped one is there."""
+        draft = self.draft_of(wildcards.model)
+        record = [f"{self.config.head_path(draft).as_posix()}/{RECORD}"] if self.config.trained_here(draft) else []
+        return self.target_inputs(wildcards) + record
+
+    def assemble_values(self: Plan, wildcards: Any) -> dict:
+        weights = self.head_in_force(self.draft_of(wildcards.model))
+        return {"weights": weights, "target": self._source(self.config.pair_in_force().target)}
+
     def head_inputs(self: Plan, wildcards: Any) -> list[str]:
         return [*self.target_inputs(wildcards), *self._text_inputs()]
 
@@ -69,6 +122,7 @@ class DraftPlan:
         return self._trained_values(wildcards.draft)
 
     def _trained_values(self: Plan, draft: str) -> dict:
+        """Of a draft, or of the one whose weights it shares."""
         recipe = self.config.recipe(draft)
         return {
             "recipe": recipe.model_dump(exclude_none=True, exclude={"at_least", "evaluate_every", "memory"}),
@@ -93,6 +147,7 @@ class DraftPlan:
             path = self.config.head_path(draft)
             if path is not None and (self.config.trained_here(draft) or (path / RECORD).is_file()):
                 found.append((path / RECORD).as_posix())
+        found = list(dict.fromkeys(found))  # two drafts may share one training
         ablations = self.config.ablations_path()
         if table == "training_ablations" and ablations.is_file():
             found.append(ablations.as_posix())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workflow.study.config import EagleDraft, StudyConfig
-from workflow.study.config.heads import RECORD
+from workflow.study.config import StudyConfig
 from workflow.study.experiments import timed_cells
 from workflow.study.measure_columns import ALWAYS, ON_REQUEST
 
@@ -58,22 +57,19 @@ class MeasurePlan:
         return [name for name, tables in figures.items() if not left_out & set(tables)]
 
     def measure_inputs(self: Plan, wildcards: Any) -> list[str]:
-        """The pair's models and heads, as far as the workflow makes them."""
-        pair = self.config.pair_in_force()
-        heads = [self.config.head_path(draft) for draft in pair.drafts if self.config.trained_here(draft)]
-        stamps = [stamp for name in pair.models for stamp in self.stamp(name)]
-        return stamps + [f"{head.as_posix()}/{RECORD}" for head in heads]
+        """What the workflow makes of the pair's models and drafts; a draft that is missing is a row that says so."""
+        there = [name for name in self.config.pair_in_force().drafts if self.config.missing(name) is None]
+        return list(dict.fromkeys(made for draft in ("none", *there) for made in self.made_for(draft)))
 
     def measure_values(self: Plan, experiment: str) -> dict:
         """What a measurement of the pair in force depends on, beyond code."""
         config, pair = self.config, self.config.pair_in_force()
-        heads = [name for name, draft in pair.drafts.items() if isinstance(draft, EagleDraft)]
         values = {
             "pair": config.pair,
             "models": {name: config.model(name).model_dump(exclude_none=True) for name in pair.models},
             "drafts": {name: draft.model_dump() for name, draft in pair.drafts.items()},
             "there": {name: config.missing(name) is None for name in pair.drafts},
-            "heads": {name: self.head_in_force(name) for name in heads},
+            "weights": {name: self.weights_in_force(name) for name in pair.drafts},
             "run": {name: getattr(config.run, name) for name in ("dtype", "device", "threads")},
             "settings": getattr(config.experiments, experiment).model_dump(),
         }

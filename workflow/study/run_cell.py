@@ -67,7 +67,8 @@ class Bench:
         spec = None if cell.draft == "none" else config.draft(cell.draft)
         draft = None
         if isinstance(spec, LanguageModelDraft):
-            ids = None if spec.vocabulary is None else read_head_ids(spec.vocabulary_file, spec.vocabulary)
+            listed = config.vocabulary_path(cell.draft)
+            ids = None if listed is None else read_head_ids(listed, spec.vocabulary)
             draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device, head_ids=ids)
             check_shared(target.tokenizer, draft.tokenizer)
         elif isinstance(spec, EagleDraft):

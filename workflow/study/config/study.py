@@ -21,8 +21,16 @@ from workflow.study.config.experiments import (
     Sampling,
     Size,
 )
-from workflow.study.config.heads import Heads, check_roles, check_trained
-from workflow.study.config.models import MODELS_FOLDER, Draft, LanguageModelDraft, Model, NgramDraft, Pair
+from workflow.study.config.heads import Heads, check_recipes, check_roles
+from workflow.study.config.models import (
+    ASSEMBLED_FOLDER,
+    MODELS_FOLDER,
+    Draft,
+    LanguageModelDraft,
+    Model,
+    NgramDraft,
+    Pair,
+)
 from workflow.study.config.training import Training
 from workflow.study.config.trees import CHAIN, CoarseFineShape, Shape, ShapeName
 
@@ -67,9 +75,11 @@ class StudyConfig(Heads, Section):
         return self.models[name]
 
     def model_path(self, name: str) -> Path:
-        """The folder a model lies in: the user's own, or the place in `resources/models`."""
-        path = self.model(name).path
-        return Path(path).expanduser() if path else MODELS_FOLDER / name
+        """The folder a model lies in: the user's own, or the place in `resources` where the workflow puts it."""
+        model = self.model(name)
+        if model.assembled:
+            return ASSEMBLED_FOLDER / self.pair / self.origin_of(name) / name
+        return Path(model.path).expanduser() if model.path else MODELS_FOLDER / name
 
     def target_path(self) -> Path:
         return self.model_path(self.pair_in_force().target)
@@ -166,8 +176,8 @@ def check(config: StudyConfig) -> None:
             for draft in entry if key == "calibration" else entry.drafts:
                 if draft not in known:
                     raise refuse_name(f"{key}.{pair_name}.{draft}", draft, f"draft of {pair_name}", known)
-                if key == "training":
-                    check_trained(f"{key}.{pair_name}.drafts.{draft}", draft, known[draft])
+            if key == "training":
+                check_recipes(f"{key}.{pair_name}.drafts", entry.drafts, known, config.models)
 
 
 def _check_shapes(config: StudyConfig) -> None:
@@ -210,8 +220,17 @@ def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
             if name not in pair.drafts:
                 raise refuse_name(f"{key}.{names}[{index}]", name, "draft", pair.drafts)
     for name, draft in pair.drafts.items():
-        if isinstance(draft, LanguageModelDraft) and draft.model not in config.models:
-            raise refuse_name(f"{key}.drafts.{name}.model", draft.model, "model", config.models)
+        if isinstance(draft, LanguageModelDraft):
+            where = f"{key}.drafts.{name}.model"
+            if draft.model not in config.models:
+                raise refuse_name(where, draft.model, "model", config.models)
+            if draft.vocabulary and not draft.vocabulary_file and key.removeprefix("pairs.") not in config.training:
+                text = "without vocabulary_file the tokens are those of the pair's training text, and it has none"
+                raise refuse(f"{key}.drafts.{name}.vocabulary", draft.vocabulary, text)
+            origin = config.models[draft.model].distilled
+            if origin and origin.target != pair.target:
+                text = f"it was cut from {origin.target}, but the pair's target is {pair.target}"
+                raise refuse(where, draft.model, text)
     check_roles(key, pair, bool(config.experiments.dynamic_k.rules))
     if pair.tree_draft not in pair.drafts:
         raise refuse_name(f"{key}.trees", pair.tree_draft, "draft", pair.drafts)

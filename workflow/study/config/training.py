@@ -31,6 +31,15 @@ Weight = Annotated[float, Field(ge=0, le=100), number_says("a weight is a number
 Gibibytes = Annotated[float, Field(gt=0, le=100_000), number_says("gibibytes are a number above 0")]
 PerRound = Annotated[float, Field(ge=1, le=5), number_says("tokens per round at K = 4 are a number from 1 to 5")]
 
+Loss = Literal["forward_kl", "reverse_kl", "total_variation", "one_hot", "acceptance"]
+OWN_KEYS = {
+    "eagle3": ("prompt", "vocabulary", "head", "sampled", "steps", "acceptance"),
+    "eagle1": ("prompt", "feature_weight", "token_weight", "noise"),
+    "distill": ("vocabulary", "layers", "loss"),
+}
+"""Settings that not every method has."""
+OF_METHODS = tuple(dict.fromkeys(key for keys in OWN_KEYS.values() for key in keys))
+
 
 class Written(Section):
     """How text is written where none is there yet."""
@@ -63,9 +72,9 @@ class TrainingText(Section):
 
 
 class Recipe(Section):
-    """One size of a training.  `at_least`: tokens per round on held-out text at K = 4; below, the head is refused."""
+    """One size of a training.  `at_least`: tokens per round on held-out text at K = 4; below, the draft is refused."""
 
-    method: Literal["eagle3", "eagle1"]
+    method: Literal["eagle3", "eagle1", "distill"]
     at_least: PerRound
     token_passes: Tokens
     answer_tokens: Tokens | None = None
@@ -86,17 +95,17 @@ class Recipe(Section):
     feature_weight: Weight | None = None
     token_weight: Weight | None = None
     noise: Weight | None = None
+    layers: Annotated[list[CountOrZero], Field(min_length=1)] | None = None
+    loss: Loss | None = None
 
     @model_validator(mode="after")
     def _own_keys(self) -> Recipe:
-        foreign = {
-            "eagle3": ("feature_weight", "token_weight", "noise"),
-            "eagle1": ("vocabulary", "head", "sampled", "steps", "acceptance"),
-        }
-        for key in foreign[self.method]:
-            if getattr(self, key) is not None:
+        for key in OF_METHODS:
+            if getattr(self, key) is not None and key not in OWN_KEYS[self.method]:
                 context = {"key": key, "method": self.method}
                 raise PydanticCustomError("recipe", "{key} is no setting of the method {method}", context)
+        if self.method == "distill" and self.layers is None:
+            raise PydanticCustomError("recipe", "layers must say which of the target's the draft is cut from")
         return self
 
 

@@ -21,7 +21,7 @@ FOLDER = Path("resources/peers")
 def shipped(config: StudyConfig, name: str) -> Path:
     """The file in the wheel of a model, as it was shipped; raises `UserError` for a model without one."""
     model = config.model(name)
-    if not model.made_here:
+    if not model.fetched:
         raise UserError(f"model {name}: comes from no wheel, so there is no GGUF file of it")
     path = FOLDER / name / Path(model.wheel.member).name
     if not path.is_file():

@@ -44,7 +44,7 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
             options = {"assistant_model": assistant(load(config, path), k)}
         elif isinstance(spec, NgramDraft):
             options = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": spec.max_ngram}
-        elif isinstance(spec, LayerSkipDraft):
+        elif isinstance(spec, LayerSkipDraft) and not (spec.skip_attention or spec.skip_mlp):
             # the assistant is the target itself, whose own settings then say how it drafts
             options = {"assistant_early_exit": spec.layers} | fixed(k)
         else:
