@@ -2,6 +2,9 @@
 
 import ctypes
 import math
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -275,3 +278,17 @@ def test_both_languages_see_the_same_structs(monkeypatch):
     monkeypatch.setattr(structs, "Product", type("Product", (Product,), {"_fields_": [("more", ctypes.c_int64)]}))
     with pytest.raises(AssertionError, match="structs differ"):
         structs.check(native_for(torch.bfloat16, torch.device("cpu")))
+
+
+def test_no_access_outside_of_a_buffer_and_nothing_undefined(tmp_path):
+    """Everything over odd shapes, in a program of its own, built with the compiler's sanitizers."""
+    program, driver = tmp_path / "driver", Path(__file__).with_name("native_driver.c")
+    flags = ("-O1", "-g", "-march=native", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    sources = [str(driver), *map(str, build.FOLDER.glob("*.c"))]
+    command = [build.compiler(), *flags, f"-I{build.FOLDER}", "-o", str(program), *sources, "-lm"]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("the compiler has no sanitizers")
+    # the threads' own memory is never given back, which is no leak of ours
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([str(program)], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr

@@ -8,25 +8,6 @@
 
 #include "native.h"
 
-typedef struct {
-    Shape shape;
-    Layer layer;
-    Product fc, head;
-    const bf16 *embedding;
-    const float *input_norm, *hidden_norm, *final_norm; /* null for EAGLE-1 */
-    int64_t norm_before_residual;
-} Head;
-
-typedef struct {
-    const int32_t *tokens; /* [rows] */
-    const float *features; /* tapped states [rows, inputs of fc], EAGLE-3 only; null: `states` are given */
-    const float *states;   /* [rows, hidden] */
-    float *out;            /* [rows, hidden] */
-    float *logits;         /* [scored, outputs of the head]: of the last rows */
-    int64_t scored;
-    double *seconds;
-} Guess;
-
 /* [embedding, state] of every row, normalised apart where there are norms, to x [rows, 2 hidden]. */
 static void side_by_side(const Head *head, const Guess *guess, const float *states, float *embedded, bf16 *x,
                          int64_t rows) {
@@ -88,10 +69,7 @@ static void member(const Head *head, const Work *work, const Place *place, const
     }
 }
 
-/* `place` holds at most BREADTH rows. */
 void eagle(const Head *head, const Work *work, const Place *place, const Guess *guess, int64_t threads) {
 #pragma omp parallel num_threads((int)threads)
     member(head, work, place, guess, omp_get_thread_num(), omp_get_num_threads());
 }
-
-const int64_t head_sizes[] = {sizeof(Head), sizeof(Guess)};

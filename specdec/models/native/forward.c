@@ -7,30 +7,6 @@
 
 #include "native.h"
 
-typedef struct {
-    Shape shape;
-    Product head;
-    const bf16 *embedding; /* [vocabulary, hidden] */
-    const float *final_norm;
-    const Layer *layers;
-    int64_t count;
-} Model;
-
-typedef struct {
-    int64_t index, attend, mlp;
-} Step;
-
-typedef struct {
-    const int32_t *tokens; /* [rows] */
-    const Step *plan;
-    int64_t steps;
-    const int64_t *taps; /* k is the input of layer k, the number of layers the output of the final norm */
-    int64_t tapped;
-    float *features; /* [rows, tapped, hidden] */
-    float *logits;   /* [rows, outputs of the head] or null */
-    double *seconds; /* null, or seconds by part and one place more */
-} Asked;
-
 static void tap(const Asked *asked, int64_t which, const float *state, int64_t rows, int64_t hidden) {
     for (int64_t i = 0; i < asked->tapped; i++)
         if (asked->taps[i] == which)
@@ -72,7 +48,6 @@ static void member(const Model *model, const Work *work, const Place *place, con
     }
 }
 
-/* `place` holds at most BREADTH rows. */
 void forward(const Model *model, const Work *work, const Place *place, const Asked *asked, int64_t threads) {
 #pragma omp parallel num_threads((int)threads)
     member(model, work, place, asked, omp_get_thread_num(), omp_get_num_threads());
@@ -86,4 +61,5 @@ void multiply(const Product *p, const bf16 *x, float *y, int64_t rows, int64_t t
 
 /* What the caller's idea of the structs is checked against. */
 const int64_t sizes[] = {sizeof(Product), sizeof(Layer), sizeof(Shape), sizeof(Work),
-                         sizeof(Place),   sizeof(Model), sizeof(Step),  sizeof(Asked)};
+                         sizeof(Place),   sizeof(Model), sizeof(Step),  sizeof(Asked),
+                         sizeof(Head),    sizeof(Guess), BLOCK,         BREADTH};

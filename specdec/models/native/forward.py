@@ -62,7 +62,7 @@ class Engine:
 
     def buffers(self, layer: Layer, wide: int, capacity: int, threads: int) -> Work:
         """The buffers of a pass, made again only when more threads or a longer cache ask for it."""
-        if self._room < (threads, capacity) or self._room[1] < capacity:
+        if threads > self._room[0] or capacity > self._room[1]:
             self._room = room = (max(threads, self._room[0]), max(capacity, self._room[1]))
             scratch = self.loaded.attention_scratch(byref(self.shape), ctypes.c_int64(room[1]))
             scratch = max(scratch, self.config.hidden_size) + 16

@@ -60,6 +60,51 @@ typedef struct {
     const float *turns; /* [positions, width / 2] pairs (cos, sin) */
 } Place;
 
+/* A model, what a pass runs of it, and what it is asked for. */
+typedef struct {
+    Shape shape;
+    Product head;
+    const bf16 *embedding; /* [vocabulary, hidden] */
+    const float *final_norm;
+    const Layer *layers;
+    int64_t count;
+} Model;
+
+typedef struct {
+    int64_t index, attend, mlp;
+} Step;
+
+typedef struct {
+    const int32_t *tokens; /* [rows] */
+    const Step *plan;
+    int64_t steps;
+    const int64_t *taps; /* k is the input of layer k, the number of layers the output of the final norm */
+    int64_t tapped;
+    float *features; /* [rows, tapped, hidden] */
+    float *logits;   /* [rows, outputs of the head] or null */
+    double *seconds; /* null, or seconds by part and one place more */
+} Asked;
+
+/* An EAGLE head, and what a step of it is given and asked for. */
+typedef struct {
+    Shape shape;
+    Layer layer;
+    Product fc, head;
+    const bf16 *embedding;
+    const float *input_norm, *hidden_norm, *final_norm; /* null for EAGLE-1 */
+    int64_t norm_before_residual;
+} Head;
+
+typedef struct {
+    const int32_t *tokens; /* [rows] */
+    const float *features; /* tapped states [rows, inputs of fc], EAGLE-3 only; null: `states` are given */
+    const float *states;   /* [rows, hidden] */
+    float *out;            /* [rows, hidden] */
+    float *logits;         /* [scored, outputs of the head]: of the last rows */
+    int64_t scored;
+    double *seconds;
+} Guess;
+
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t padded(int64_t count) { return (count + 31) / 32 * 32; }
 
@@ -120,5 +165,10 @@ void mlp_block(const Shape *shape, const Layer *layer, const Work *work, int64_t
                double *seconds);
 enum { PRODUCTS, ATTENTION, ROWS, PARTS };
 void lap(double *seconds, int part);
+
+/* The engine's calls: `place` holds at most BREADTH rows, `threads` threads work. */
+void forward(const Model *model, const Work *work, const Place *place, const Asked *asked, int64_t threads);
+void eagle(const Head *head, const Work *work, const Place *place, const Guess *guess, int64_t threads);
+void multiply(const Product *p, const bf16 *x, float *y, int64_t rows, int64_t threads);
 
 #endif

@@ -1,4 +1,4 @@
-"""The structs of `native.h`, `forward.c` and `eagle.c`, and the memory that they point to.
+"""The structs of `native.h`, and the memory that they point to.
 
 A struct knows addresses only, so whoever makes one keeps its tensors (`Arena` holds what is packed into it).
 """
@@ -9,6 +9,7 @@ import ctypes
 import mmap
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 16
@@ -20,93 +21,45 @@ BREADTH = 64
 CHUNK = 32 << 20
 LINE = 64
 
-_Pointer, _Whole, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+_KINDS: dict[str, type] = {"pointer": ctypes.c_void_p, "whole": ctypes.c_int64, "real": ctypes.c_double}
 
 
-def _struct(name: str, pointers: str = "", wholes: str = "", **others) -> type[ctypes.Structure]:
-    fields = list(others.items())
-    fields += [(field, _Pointer) for field in pointers.split()] + [(field, _Whole) for field in wholes.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+def _struct(name: str, fields: str) -> type[ctypes.Structure]:
+    """A struct whose `fields` are declared as in C: a kind and names, and so on, separated by commas."""
+    declared = [(field, _KINDS[kind]) for kind, *names in map(str.split, fields.split(",")) for field in names]
+    _KINDS[name] = made = type(name, (ctypes.Structure,), {"_fields_": declared})
+    return made
 
 
-Product = _struct("Product", "weight bias", "inputs outputs")
-Layer = _struct(
-    "Layer",
-    "attention_norm mlp_norm q_norm k_norm",
-    **{name: Product for name in ("qkv", "o", "gate", "up", "down")},
+Product = _struct("Product", "pointer weight bias, whole inputs outputs")
+Layer = _struct("Layer", "Product qkv o gate up down, pointer attention_norm mlp_norm q_norm k_norm")
+Shape = _struct("Shape", "whole hidden heads kv_heads width, real eps")
+Work = _struct("Work", "pointer hidden qkv gate up mixed gated x scratch, whole wide scratch_size")
+Place = _struct(
+    "Place",
+    "whole rows, pointer keys values, whole layer_stride row_stride capacity, pointer slots positions prefix mask,"
+    "whole masked masked_from, pointer turns",
 )
-Shape = _struct("Shape", **{name: _Whole for name in ("hidden", "heads", "kv_heads", "width")}, eps=_Real)
-Work = _struct("Work", "hidden qkv gate up mixed gated x scratch", "wide scratch_size")
-
-
-class Place(ctypes.Structure):
-    _fields_ = [
-        ("rows", _Whole),
-        ("keys", _Pointer),
-        ("values", _Pointer),
-        ("layer_stride", _Whole),
-        ("row_stride", _Whole),
-        ("capacity", _Whole),
-        ("slots", _Pointer),
-        ("positions", _Pointer),
-        ("prefix", _Pointer),
-        ("mask", _Pointer),
-        ("masked", _Whole),
-        ("masked_from", _Whole),
-        ("turns", _Pointer),
-    ]
-
-
-Model = _struct("Model", "embedding final_norm layers", "count", shape=Shape, head=Product)
-Step = _struct("Step", "", "index attend mlp")
-
-
-class Asked(ctypes.Structure):
-    _fields_ = [
-        ("tokens", _Pointer),
-        ("plan", _Pointer),
-        ("steps", _Whole),
-        ("taps", _Pointer),
-        ("tapped", _Whole),
-        ("features", _Pointer),
-        ("logits", _Pointer),
-        ("seconds", _Pointer),
-    ]
-
-
+Model = _struct("Model", "Shape shape, Product head, pointer embedding final_norm layers, whole count")
+Step = _struct("Step", "whole index attend mlp")
+Asked = _struct(
+    "Asked", "pointer tokens plan, whole steps, pointer taps, whole tapped, pointer features logits seconds"
+)
 Head = _struct(
     "Head",
-    "embedding input_norm hidden_norm final_norm",
-    "norm_before_residual",
-    shape=Shape,
-    layer=Layer,
-    fc=Product,
-    head=Product,
+    "Shape shape, Layer layer, Product fc head, pointer embedding input_norm hidden_norm final_norm,"
+    "whole norm_before_residual",
 )
-
-
-class Guess(ctypes.Structure):
-    _fields_ = [
-        ("tokens", _Pointer),
-        ("features", _Pointer),
-        ("states", _Pointer),
-        ("out", _Pointer),
-        ("logits", _Pointer),
-        ("scored", _Whole),
-        ("seconds", _Pointer),
-    ]
+Guess = _struct("Guess", "pointer tokens features states out logits, whole scored, pointer seconds")
 
 
 def check(loaded: ctypes.CDLL) -> None:
-    """Both languages must see the same structs."""
-    for name, structs in {
-        "sizes": (Product, Layer, Shape, Work, Place, Model, Step, Asked),
-        "head_sizes": (Head, Guess),
-    }.items():
-        theirs = list((_Whole * len(structs)).in_dll(loaded, name))
-        ours = [ctypes.sizeof(struct) for struct in structs]
-        if theirs != ours:
-            raise AssertionError(f"structs differ: {theirs} bytes in C, {ours} here")
+    """Both languages must see the same structs and numbers."""
+    structs = (Product, Layer, Shape, Work, Place, Model, Step, Asked, Head, Guess)
+    ours = [*map(ctypes.sizeof, structs), BLOCK, BREADTH]
+    theirs = list((ctypes.c_int64 * len(ours)).in_dll(loaded, "sizes"))
+    if theirs != ours:
+        raise AssertionError(f"structs differ: {theirs} bytes in C, {ours} here")
 
 
 class Arena:
@@ -141,8 +94,7 @@ class Arena:
         """A weight [out, in] packed: blocks of 16 outputs, within a block 2 inputs of every output side by side."""
         outputs, inputs = weight.shape
         blocks, pairs = -(-outputs // BLOCK), -(-inputs // 2)
-        even = weight.new_zeros(blocks * BLOCK, 2 * pairs)
-        even[:outputs, :inputs] = weight
+        even = F.pad(weight, (0, 2 * pairs - inputs, 0, blocks * BLOCK - outputs)).contiguous()
         packed = self.empty(even.numel(), torch.bfloat16)
         packed.view(torch.int32).view(blocks, pairs, BLOCK).copy_(
             even.view(torch.int32).view(blocks, BLOCK, pairs).transpose(1, 2)
