@@ -21,7 +21,7 @@ from specdec.measure.alternate import alternate
 from specdec.measure.clock import HostClock
 from specdec.measure.forward_times import seconds
 from specdec.models.native.build import built
-from specdec.models.native.structs import large_pages
+from specdec.models.native.memory import large_pages
 
 SOURCE = Path(__file__).with_name("read.c")
 

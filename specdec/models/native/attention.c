@@ -26,6 +26,8 @@ void store_kv(const Shape *shape, const Layer *layer, const Place *place, int64_
     narrowed(value, place->values + at, width);
 }
 
+enum { AHEAD = 16 }; /* slots */
+
 static inline __m512 fold(__m512 sums[16]) {
     __m512 a[8], b[4];
 #pragma GCC unroll 8
@@ -51,7 +53,9 @@ static inline __m512 dots(const bf16 *q, const bf16 *keys, const int32_t *slots,
         const __m512bh query = (__m512bh)_mm512_maskz_loadu_epi16(mask, q + i);
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) {
-            const __m512bh key = (__m512bh)_mm512_maskz_loadu_epi16(mask, keys + slots[j] * width + i);
+            const bf16 *at = keys + slots[j] * width + i;
+            ask(at, AHEAD * width);
+            const __m512bh key = (__m512bh)_mm512_maskz_loadu_epi16(mask, at);
             sums[j] = _mm512_dpbf16_ps(sums[j], key, query);
         }
     }
@@ -82,6 +86,8 @@ static inline void mix(const bf16 *values, const int32_t *slots, const float *we
     }
     for (int64_t j = 0; j < count; j++) {
         const bf16 *value = values + slots[j] * width + i;
+        ask(value, AHEAD * width);
+        ask(value, AHEAD * width + 32);
         const __m512 weight = _mm512_set1_ps(weights[j]);
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) sums[c] = _mm512_fmadd_ps(weight, load_wide(value + 16 * c, masks[c]), sums[c]);

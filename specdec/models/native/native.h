@@ -111,6 +111,12 @@ static inline int64_t padded(int64_t count) { return (count + 31) / 32 * 32; }
 /* The share of `count` things that fall to thread `me` of `team`: [share(me), share(me + 1)). */
 static inline int64_t share(int64_t count, int64_t me, int64_t team) { return count * me / team; }
 
+/* Asks for memory `ahead` elements further on.  That may lie over the end: it never faults, and what follows is often read
+ * next. */
+static inline void ask(const bf16 *at, int64_t ahead) {
+    _mm_prefetch((const char *)((uintptr_t)at + (uintptr_t)ahead * sizeof(bf16)), _MM_HINT_T0);
+}
+
 static inline __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1); }
 
 static inline __m512 widened(__m256i values) {

@@ -8,7 +8,7 @@
  */
 #include "native.h"
 
-enum { MOST_ROWS = 8, AHEAD = 2048 }; /* AHEAD: bytes of each block's stream asked for early */
+enum { MOST_ROWS = 8, AHEAD = 1024 }; /* AHEAD: elements of each block's stream */
 
 int64_t blocks(const Product *p) { return (p->outputs + BLOCK - 1) / BLOCK; }
 
@@ -32,8 +32,7 @@ static inline __attribute__((always_inline)) void tile(const Product *p, const b
 #pragma GCC unroll 8
         for (int b = 0; b < count; b++) {
             const bf16 *at = w + b * size + k * BLOCK;
-            /* A prefetch may run over the end: it never faults, and what follows is read next. */
-            _mm_prefetch((const char *)((uintptr_t)at + AHEAD), _MM_HINT_T0);
+            ask(at, AHEAD);
             weights[b] = (__m512bh)_mm512_loadu_si512(at);
         }
 #pragma GCC unroll 8

@@ -6,11 +6,12 @@ A struct knows addresses only, so whoever makes one keeps its tensors (`Arena` h
 from __future__ import annotations
 
 import ctypes
-import mmap
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from specdec.models.native.memory import large_pages
 
 BLOCK = 16
 """Outputs a block of packed weights."""
@@ -100,15 +101,3 @@ class Arena:
             even.view(torch.int32).view(blocks, BLOCK, pairs).transpose(1, 2)
         )
         return Product(packed.data_ptr(), None if bias is None else self.floats(bias, BLOCK), inputs, outputs)
-
-
-def large_pages(size: int) -> Tensor:
-    """[size] bytes of fresh memory."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8)
-    page = 2 << 20
-    block = mmap.mmap(-1, size + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    block.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(block, dtype=torch.uint8)
-    begin = -whole.data_ptr() % page
-    return whole[begin : begin + size]
