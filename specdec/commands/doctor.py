@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -19,8 +18,8 @@ from rich.table import Table
 from specdec.measure import fingerprint
 from specdec.models.catalogue import CATALOGUE, FOLDER
 from specdec.models.fetch import STAMP
-from specdec.models.fused import library
 from specdec.models.linear import can_pack
+from specdec.models.native import obstacle
 
 GOOD, NOTE, BAD = "ok", "note", "missing"
 PACKAGES = ("torch", "transformers", "snakemake", "pandas", "pyarrow", "matplotlib", "jinja2", "weasyprint")
@@ -49,21 +48,18 @@ def _software() -> Iterator[tuple[str, str, str]]:
             yield GOOD, name, version(name)
         except PackageNotFoundError:
             yield BAD, name, "not installed: env/run installs it, or pip install -r requirements.txt"
-    if library() is not None:
-        yield GOOD, "fused operations", "built"
-    elif shutil.which("cc") or shutil.which("gcc"):
-        yield NOTE, "fused operations", "could not be built (or SPECDEC_FUSED=0); decoding is slower"
-    else:
-        yield NOTE, "fused operations", "no C compiler; decoding is slower: apt-get install gcc"
 
 
 def _machine() -> Iterator[tuple[str, str, str]]:
     block = fingerprint.hardware()
     yield GOOD, "processor", f"{block['processor']}, {block['cores']} cores, {block['memory_gib']} GiB of memory"
-    if can_pack():
-        yield GOOD, "bf16 products", "packed (oneDNN)"
+    reason = obstacle()
+    if reason is None:
+        yield GOOD, "bf16 engine", "native"
+    elif can_pack():
+        yield NOTE, "bf16 engine", f"PyTorch's packed products, slower ({reason})"
     else:
-        yield NOTE, "bf16 products", "this processor has no bf16 instructions; expect low speed in bfloat16"
+        yield NOTE, "bf16 engine", f"PyTorch without bf16 instructions; expect low speed in bfloat16 ({reason})"
     if torch.cuda.is_available():
         yield GOOD, "accelerator", torch.cuda.get_device_name()
     else:

@@ -20,7 +20,8 @@ import torch
 from specdec.measure.alternate import alternate
 from specdec.measure.clock import HostClock
 from specdec.measure.forward_times import seconds
-from specdec.models.fused import built
+from specdec.models.native.build import built
+from specdec.models.native.memory import large_pages
 
 SOURCE = Path(__file__).with_name("read.c")
 
@@ -42,7 +43,7 @@ class Bandwidth:
 def _reader() -> Callable | None:
     """The C function, or None without a compiler."""
     try:
-        function = ctypes.CDLL(str(built(SOURCE))).read_words
+        function = ctypes.CDLL(str(built("read", [SOURCE]))).read_words
     except (OSError, subprocess.SubprocessError):
         return None
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_long], ctypes.c_uint64
@@ -51,7 +52,8 @@ def _reader() -> Callable | None:
 
 def read_bandwidth(threads: int, size: int = BUFFER_BYTES, passes: int = PASSES, clock=None) -> Bandwidth:
     """Of the host's memory, by `threads` threads over a buffer of `size` bytes."""
-    words = torch.arange(size // 8, dtype=torch.int64)
+    # in large pages, as the weights are
+    words = torch.arange(size // 8, out=large_pages(size).view(torch.int64))
     clock, reader = clock or HostClock(), _reader()
     if reader is None:
         # a plain reduction; slower than the limit on some machines, which `method` tells

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import torch
 
-from specdec.models.fused import fused_for
 from specdec.models.loading import dtype_of
+from specdec.models.native import native_for
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "CUDA_VISIBLE_DEVICES")
 
@@ -87,7 +87,7 @@ def environment(dtype: str, device: str, width_invariant: bool | None) -> dict[s
         "threads": torch.get_num_threads(),
         "dtype": dtype,
         "device": device,
-        "fused": fused_for(dtype_of(dtype), torch.device(device)) is not None,
+        "native": native_for(dtype_of(dtype), torch.device(device)) is not None,
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "width_invariant": width_invariant,

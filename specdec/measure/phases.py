@@ -2,22 +2,22 @@
 
 The one idea: the loop marks the edges of its phases on an injected clock, so a clock that opens a profiler's range at
 every mark labels everything that runs, and no line of the loop knows of it.  A profiler slows down what it looks at:
-its shares are for proportions, its times for nothing else.
+its shares are for proportions, its times for nothing else.  It sees no further than a call into C, so the engine keeps
+time itself, and the clock reads that at the same edges.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain, cycle
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.decode import Generation
 from specdec.measure.clock import HostClock
-from specdec.models.transformer import Transformer
+from specdec.models.native.forward import PARTS, Engine, timer
 
 PREFILL, DRAFT, TARGET, OTHER = "prefill", "draft", "target", "other"
 PHASES = (PREFILL, DRAFT, TARGET, OTHER)
@@ -27,6 +27,9 @@ _MARKS = (PREFILL, PREFILL, OTHER), (DRAFT, TARGET, OTHER)
 PYTHON = "python"
 """The operator that stands for time inside a phase and outside every operator."""
 
+CALL = "native::call"
+"""A call of the engine, before it is cut into its parts."""
+
 
 class PhaseClock(HostClock):
     """A host clock whose marks end one labelled range and begin the next."""
@@ -34,11 +37,15 @@ class PhaseClock(HostClock):
     def __init__(self):
         prefill, rounds = _MARKS
         self._next = chain(prefill, cycle(rounds))
-        self._range = None
+        self._range = self._phase = None
+        self._read = (0.0,) * len(PARTS)
+        self.parts: dict[tuple[str, str], float] = defaultdict(float)
+        """Seconds in the engine by phase and part, while `labelled` lasts."""
 
     def mark(self) -> float:
         self.end()
-        self._range = record_function(next(self._next))
+        self._phase = next(self._next)
+        self._range = record_function(self._phase)
         self._range.__enter__()
         return super().mark()
 
@@ -46,6 +53,10 @@ class PhaseClock(HostClock):
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+            now = tuple(Engine.seconds or self._read)
+            for part, before, after in zip(PARTS, self._read, now, strict=False):
+                self.parts[self._phase, part] += after - before
+            self._read = now
 
 
 @dataclass(frozen=True)
@@ -65,14 +76,14 @@ class Profiled:
     """The most memory that PyTorch held at once for what was allocated during the generation."""
 
 
-def profiled(make: Callable[[PhaseClock], Generation], target: Transformer) -> Profiled:
+def profiled(make: Callable[[PhaseClock], Generation]) -> Profiled:
     """Run the generation that `make` gives for a clock under the profiler."""
     clock = PhaseClock()
     generation = make(clock)
-    with labelled(target), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+    with labelled(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         generation.run()
         clock.end()
-    return Profiled(operators(trace.events()), peak(trace))
+    return Profiled(with_parts(operators(trace.events()), clock.parts), peak(trace))
 
 
 def operators(events) -> list[Operator]:
@@ -88,6 +99,19 @@ def operators(events) -> list[Operator]:
         spent[key] += event.self_cpu_time_total / 1e6
     found = [Operator(*key, calls[key], seconds) for key, seconds in spent.items()]
     return sorted(found, key=lambda operator: -operator.seconds)
+
+
+def with_parts(found: list[Operator], parts: Mapping[tuple[str, str], float]) -> list[Operator]:
+    """The engine's calls cut into its parts, `native::part`; what is left of a call is the waking of its threads."""
+    shown = []
+    for operator in found:
+        if operator.name == CALL:
+            own = {part: parts.get((operator.phase, part), 0.0) for part in PARTS}
+            own["threads"] = max(0.0, operator.seconds - sum(own.values()))
+            shown += [replace(operator, name=f"native::{part}", seconds=spent) for part, spent in own.items()]
+        else:
+            shown.append(operator)
+    return sorted(shown, key=lambda operator: -operator.seconds)
 
 
 def _phase_of(event) -> str | None:
@@ -113,31 +137,16 @@ def peak(trace) -> int:
 
 
 class labelled:
-    """While it lasts, calls into the fused library show up as operators `fused::name`: a profiler cannot see into C."""
-
-    def __init__(self, model: Transformer):
-        self._model = model
+    """While it lasts, every call of the engine is an operator, and the engine keeps time of its parts."""
 
     def __enter__(self) -> None:
-        self._inner = self._model.fused
-        if self._inner is not None:
-            self._model.fused = _Labelled(self._inner)
+        self._plain = plain = Engine.call
+
+        def call(*arguments, **options) -> None:
+            with record_function(CALL):
+                plain(*arguments, **options)
+
+        Engine.call, Engine.seconds = call, timer()
 
     def __exit__(self, *exception) -> None:
-        self._model.fused = self._inner
-
-
-class _Labelled:
-    def __init__(self, inner):
-        for name in dir(inner):
-            if not name.startswith("_") and callable(method := getattr(inner, name)):
-                setattr(self, name, _with_label(f"fused::{name}", method))
-
-
-def _with_label(label: str, method: Callable) -> Callable:
-    @wraps(method)
-    def call(*arguments):
-        with record_function(label):
-            return method(*arguments)
-
-    return call
+        Engine.call, Engine.seconds = self._plain, None

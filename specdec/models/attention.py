@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.fused import Fused, Reach
 from specdec.models.kvcache import BLOCK, CacheView, KVCache
 
 NARROW = 32
@@ -32,11 +31,10 @@ class Attention(Protocol):
 class CachedAttention:
     """Rows appended behind what the cache holds.
 
-    Up to `NARROW` rows are a kernel of our own where there is one (`fused.py`): each row sums over what it sees in the
-    order of the text, so that its result does not depend on what is computed with it.  Elsewhere each row is a batch
-    entry of its own that reads the shared cache in place, up to the end of the block that holds its own slot; grouped
-    queries are the kernel's query rows, so no key is repeated.  That is independent too, but for rare last bits: the
-    kernel sums in an order that follows the alignment of its buffers.  Wider passes are one ordinary call.
+    Up to `NARROW` rows, each is a batch entry of its own that reads the shared cache in place, up to the end of the
+    block that holds its own slot; grouped queries are the kernel's query rows, so no key is repeated.  A row's result
+    then does not depend on what is computed with it, but for rare last bits: the kernel sums in an order that follows
+    the alignment of its buffers.  Wider passes are one ordinary call.
     """
 
     def __init__(
@@ -46,15 +44,10 @@ class CachedAttention:
         turns: Tensor,
         dtype: torch.dtype,
         mask: Tensor | None = None,
-        fused: Fused | None = None,
     ):
         self.turns, self._cache = turns, cache
         self.start, self.width = cache.reserve(width), width
         self._narrow = width <= NARROW
-        self._fused = fused if self._narrow else None
-        if self._fused is not None:
-            self._reach = Reach(self.start, width, mask)
-            return
         self._segments = []
         for rows, end in self._spans():
             allowed = _additive(_visible(self.start, width, mask, rows, end), dtype, turns.device)
@@ -76,20 +69,10 @@ class CachedAttention:
         return spans
 
     def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.slots(index)
+        keys, values = self._cache.keys[index], self._cache.values[index]
         written = slice(self.start, self.start + self.width)
         keys[:, written] = k.transpose(0, 1)
         values[:, written] = v.transpose(0, 1)
-        return self.mix(index, q)
-
-    def slots(self, index: int) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values [kv_heads, capacity, d]; rows are stored from slot `start` on."""
-        return self._cache.keys[index], self._cache.values[index]
-
-    def mix(self, index: int, q: Tensor) -> Tensor:
-        """Values mixed for q [rows, heads, d], over what the cache and the stored rows hold."""
-        if self._fused is not None:
-            return self._fused.attend(q, *self.slots(index), self._reach)
         heads, dim, kv_heads = q.shape[1], q.shape[2], self._cache.keys.shape[1]
         if not self._narrow:
             _, windows, allowed = self._segments[0]

@@ -8,6 +8,7 @@ Invariant: a cache may lag behind the tokens; whoever runs next feeds the gap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from specdec.errors import UserError
 from specdec.models.config import ModelConfig
+from specdec.models.native.memory import large_pages
 
 BLOCK = 128
 """Attention reads the cache in whole blocks of this many slots, so that a row's result does not depend on others."""
@@ -27,8 +29,7 @@ class KVCache:
         self.capacity = -(-capacity // BLOCK) * BLOCK
         # Zeroed: masked slots are multiplied by a weight of zero, which is only harmless for finite numbers.
         shape = (config.layers, config.kv_heads, self.capacity, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (_zeros(shape, dtype, torch.device(device)) for _ in "kv")
         self.length = 0
         self._windows: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
@@ -71,6 +72,12 @@ class KVCache:
     def view(self) -> CacheView:
         """A tentative continuation of this cache for a drafter that runs some of the target's layers."""
         return CacheView(self)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return large_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 class CacheView:

@@ -3,15 +3,18 @@
 `embed`, `layers(hidden, plan)` and `head(rows)` are the three parts; a plan lists (layer, attention?, mlp?), so that
 early exits and skipped blocks are calls, not copies of the model.
 
-Numbers.  The residual stream, norms, rotations and softmax are float32 (float64 for float64 models), products are in
-the model's dtype.  Neither the products (`linear.py`) nor the attention of a few rows (`attention.py`) mix rows, so
-that a row's logits do not depend on how many rows are scored with it; `selftest.py` measures whether that holds on
+Numbers.  The residual stream, norms, rotations, softmax and logits are float32 (float64 for float64 models), products
+take the model's dtype.  Neither the products (`linear.py`) nor the attention of a few rows (`attention.py`) mix rows,
+so that a row's logits do not depend on how many rows are scored with it; `selftest.py` measures whether that holds on
 the machine at hand.
+
+Where the engine of `native/` serves the processor and the number format, a forward is one call of it, and this file's
+own is its reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +23,12 @@ from torch import Tensor
 
 from specdec.models import rotary
 from specdec.models.attention import Attention, CachedAttention
+from specdec.models.blocks import Block, BlockWeights
 from specdec.models.config import ModelConfig
-from specdec.models.fused import fused_for
 from specdec.models.kvcache import CacheView, KVCache
 from specdec.models.linear import Linear
+from specdec.models.native import NativeModel, native_for
+from specdec.models.native.rows import Rows
 from specdec.models.norm import RMSNorm
 
 Plan = Sequence[tuple[int, bool, bool]]
@@ -37,37 +42,6 @@ class Output:
     logits: Tensor | None
     features: Tensor | None
     hidden: Tensor | None = None
-
-
-class _Block:
-    """Weights of one decoder layer: q, k, v in one product, gate and up in another."""
-
-    def __init__(self, config: ModelConfig, weight, bias, norm):
-        c, d = config, config.head_dim
-        q, k = (rotary.pair_neighbours(weight(f"self_attn.{name}_proj"), d) for name in "qk")
-        qkv_bias = None
-        if c.qkv_bias:
-            qb, kb = (rotary.pair_neighbours(bias(f"self_attn.{name}_proj"), d) for name in "qk")
-            qkv_bias = torch.cat([qb, kb, bias("self_attn.v_proj")])
-        self.qkv = Linear(torch.cat([q, k, weight("self_attn.v_proj")]), qkv_bias)
-        self.o = Linear(weight("self_attn.o_proj"), bias("self_attn.o_proj") if c.o_bias else None)
-        gate_up_bias = torch.cat([bias("mlp.gate_proj"), bias("mlp.up_proj")]) if c.mlp_bias else None
-        self.gate_up = Linear(torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]), gate_up_bias)
-        self.down = Linear(weight("mlp.down_proj"), bias("mlp.down_proj") if c.mlp_bias else None)
-        self.attention_norm = norm(weight("input_layernorm"))
-        self.mlp_norm = norm(weight("post_attention_layernorm"))
-        self.q_norm = self.k_norm = None
-        if c.qk_norm:
-            self.q_norm, self.k_norm = (norm(rotary.pair_neighbours(weight(f"self_attn.{n}_norm"), d)) for n in "qk")
-
-    @property
-    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        """Weights of the norms on queries and keys."""
-        return tuple(None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in (self.qkv, self.o, self.gate_up, self.down))
 
 
 class Transformer:
@@ -99,21 +73,25 @@ class Transformer:
             return RMSNorm(weight, config.eps, self.accumulator)
 
         self._embedding = tensor("model.embed_tokens.weight")
-        self._blocks = []
-        for i in range(config.layers):
-            prefix = f"model.layers.{i}."
-            block = _Block(
-                config,
-                weight=lambda name, p=prefix: tensor(f"{p}{name}.weight"),
-                bias=lambda name, p=prefix: tensor(f"{p}{name}.bias"),
-                norm=norm,
-            )
-            self._blocks.append(block)
-        self.norm = norm(tensor("model.norm.weight"))
         head = self._embedding if config.tied else tensor("lm_head.weight")
-        self._head = Linear(head[: self.vocabulary] if head_ids is None else head[self.head_ids])
-        self.fused = fused_for(dtype, self.device)
-        """None: the PyTorch path, which is the reference."""
+        head = head[: self.vocabulary] if head_ids is None else head[self.head_ids]
+        self._sizes: list[tuple[int, int]] = []
+        """Bytes of each layer's attention and MLP."""
+
+        def blocks() -> Iterator[BlockWeights]:
+            for i in range(config.layers):
+                made = BlockWeights.of(config, lambda name, i=i: tensor(f"model.layers.{i}.{name}"))
+                self._sizes.append((made.attention_bytes, made.mlp_bytes))
+                yield made
+
+        self._head_bytes, final = head.nbytes, tensor("model.norm.weight")
+        self.native: NativeModel | None = None
+        """None: this file's forward."""
+        if (loaded := native_for(dtype, self.device)) is not None:
+            self.native = NativeModel(loaded, config, self._embedding, blocks(), final, head)
+        else:
+            self._blocks = [Block(made, norm) for made in blocks()]
+            self.norm, self._head = norm(final), Linear(head)
         self._turns = torch.empty(0, config.head_dim // 2)
         self.full_plan: Plan = tuple((i, True, True) for i in range(config.layers))
 
@@ -121,10 +99,10 @@ class Transformer:
 
     def weight_bytes(self, plan: Plan | None = None) -> int:
         """Bytes of weights that one pass reads: the plan's blocks and the head."""
-        total = self._head.bytes
+        total = self._head_bytes
         for index, attention, mlp in self.full_plan if plan is None else plan:
-            block = self._blocks[index]
-            total += attention * (block.qkv.bytes + block.o.bytes) + mlp * (block.gate_up.bytes + block.down.bytes)
+            attention_bytes, mlp_bytes = self._sizes[index]
+            total += attention * attention_bytes + mlp * mlp_bytes
         return total
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -151,8 +129,13 @@ class Transformer:
         `taps` are indices of Transformers' `hidden_states`: k is the input of layer k, N the final norm's output.
         """
         plan = self.full_plan if plan is None else plan
+        if self.native is not None:
+            rows = Rows.behind(cache, len(tokens), positions, mask)
+            found = self.native.forward(tokens, rows, self.rotations(max(rows.positions) + 1), plan, taps, logits)
+            cache.length = rows.slots.stop
+            return Output(*found)
         turns = self._rotations(cache.length, len(tokens), positions)
-        attention = CachedAttention(cache, len(tokens), turns, self.dtype, mask, self.fused)
+        attention = CachedAttention(cache, len(tokens), turns, self.dtype, mask)
         hidden, tapped = self.layers(self.embed(tokens), plan, attention, taps)
         cache.length = attention.start + attention.width
         if logits or self.config.layers in taps:
@@ -187,9 +170,10 @@ class Transformer:
     def layers(
         self, hidden: Tensor, plan: Plan, attention: Attention, taps: Collection[int] = ()
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run the plan's blocks over hidden [rows, hidden]; returns it and the inputs of the tapped layers."""
-        if self.fused is not None and isinstance(attention, CachedAttention):
-            return self._fused_layers(hidden, plan, attention, taps)
+        """Run the plan's blocks over hidden [rows, hidden]; returns it and the inputs of the tapped layers.
+
+        The PyTorch path alone; the engine's is `native.forward`.
+        """
         tapped: dict[int, Tensor] = {}
         for index, attend, mlp in plan:
             block = self._blocks[index]
@@ -204,39 +188,19 @@ class Transformer:
                 hidden = hidden + block.down(F.silu(gate) * up)
         return hidden, tapped
 
-    def _fused_layers(
-        self, hidden: Tensor, plan: Plan, attention: CachedAttention, taps: Collection[int]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The same blocks with the operations between products fused: a product's result waits to be added in the next
-        norm."""
-        tapped: dict[int, Tensor] = {}
-        c, fused, update = self.config, self.fused, None
-        for index, attend, mlp in plan:
-            block = self._blocks[index]
-            if index in taps:
-                hidden, update = hidden if update is None else hidden + update, None
-                tapped[index] = hidden
-            if attend:
-                hidden, normed = fused.add_norm(hidden, update, block.attention_norm.weight, c.eps)
-                qkv, slots = block.qkv(normed), attention.slots(index)
-                q = fused.place(qkv, attention.turns, block.head_norms, c.eps, *slots, c.heads, attention.start)
-                update = block.o(attention.mix(index, q).reshape(len(q), -1))
-            if mlp:
-                hidden, normed = fused.add_norm(hidden, update, block.mlp_norm.weight, c.eps)
-                update = block.down(fused.gated(block.gate_up(normed)))
-        return hidden if update is None else hidden + update, tapped
-
     def head(self, normed: Tensor) -> Tensor:
         """[rows, V], or [rows, V_d] of a cut head, from rows behind the final norm."""
-        return self._head(normed.to(self.dtype))
+        if self.native is not None:
+            return self.native.logits(normed)
+        return self._head(normed.to(self.dtype)).to(self.accumulator)
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """[ids, hidden]: what the head weighs these ids by, for a draft that decides by the target's own rows."""
         if self.config.tied:
             return self._embedding[ids]
         # the head is kept as a product alone; given one coordinate at a time, it says its weights exactly
-        unit = torch.eye(self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return torch.cat([self._head(part)[:, ids] for part in unit.split(64)]).T.contiguous()
+        unit = torch.eye(self.config.hidden_size, dtype=self.accumulator, device=self.device)
+        return torch.cat([self.head(part)[:, ids] for part in unit.split(64)]).T.contiguous()
 
     def rotations(self, positions: int) -> Tensor:
         """The rotary table, [positions or more, head_dim / 2]; grown when needed."""
@@ -250,7 +214,7 @@ class Transformer:
             return self.rotations(start + width)[start : start + width]
         return self.rotations(max(positions) + 1)[torch.as_tensor(positions, device=self.device)]
 
-    def _attend(self, index: int, block: _Block, x: Tensor, attention: Attention) -> Tensor:
+    def _attend(self, index: int, block: Block, x: Tensor, attention: Attention) -> Tensor:
         """x [rows, hidden] -> [rows, hidden]."""
         c, rows = self.config, len(x)
         heads = block.qkv(x).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)

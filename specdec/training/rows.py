@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.models.fused import fused_for
+from specdec.models.native.rows import Rows
 from specdec.models.transformer import Transformer
 
 STRIDE = 64
@@ -41,21 +41,18 @@ class RowAttention:
     """One new token in every row; a row sees what its own cache holds, and itself."""
 
     def __init__(self, model: Transformer, cache: RowCache):
-        self._cache, self._fused = cache, fused_for(model.dtype, model.device)
+        self._cache = cache
         self._rows = torch.arange(len(cache.lengths), device=model.device)
         self._end = min(cache.capacity, (int(cache.lengths.max()) // STRIDE + 1) * STRIDE)
         self.turns = model.rotations(self._end)[cache.lengths]
         seen = torch.arange(self._end, device=model.device)[None] <= cache.lengths[:, None]
         mask = torch.zeros(seen.shape, dtype=model.dtype, device=model.device).masked_fill_(~seen, -math.inf)
         self._mask = mask[:, None, None, :]
-        self._lengths = cache.lengths + 1
 
     def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.keys[index], self._cache.values[index]
         keys[self._rows, :, self._cache.lengths] = k
         values[self._rows, :, self._cache.lengths] = v
-        if self._fused:
-            return self._fused.attend_apart(q, keys, values, self._lengths)
         rows, heads, dim = q.shape
         grouped = q.reshape(rows, k.shape[1], heads // k.shape[1], dim)
         end = self._end
@@ -67,6 +64,12 @@ class RowAttention:
 @torch.inference_mode()
 def step(model: Transformer, cache: RowCache, tokens: list[int]) -> Tensor:
     """Feed one token a row; logits [rows, V] for what follows."""
+    if model.native is not None:
+        ends = cache.lengths.tolist()
+        rows = Rows(cache.keys, cache.values, ends, ends, [end + 1 for end in ends])
+        logits, _ = model.native.forward(tokens, rows, model.rotations(max(ends) + 1), model.full_plan, (), True)
+        cache.lengths += 1
+        return logits
     hidden, _ = model.layers(model.embed(tokens), model.full_plan, RowAttention(model, cache))
     cache.lengths += 1
     return model.head(model.norm(hidden))

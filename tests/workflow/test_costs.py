@@ -131,8 +131,8 @@ def test_the_nearer_limit_counts():
 
 
 def test_operators_are_sorted_into_kinds():
-    kinds = {"mkldnn::_linear_pointwise": "products", "aten::mm": "products", "fused::attend_apart": "attention"}
-    kinds |= {"fused::add_norm": "rows", "python": "python", "aten::select": "small"}
+    kinds = {"mkldnn::_linear_pointwise": "products", "native::products": "products", "native::attention": "attention"}
+    kinds |= {"native::rows": "rows", "native::threads": "small", "python": "python", "aten::select": "small"}
     assert {name: profiling.group_of(name) for name in kinds} == kinds
 
 

@@ -23,9 +23,9 @@ from workflow.study.prompts import evaluation_slice
 from workflow.study.run_cell import Bench, encode
 
 GROUPS = {
-    "products": ("linear", "::mm", "addmm", "matmul", "::bmm"),
-    "attention": ("fused::attend", "scaled_dot_product"),
-    "rows": ("fused::",),
+    "products": ("native::products", "linear", "::mm", "addmm", "matmul", "::bmm"),
+    "attention": ("native::attention", "scaled_dot_product"),
+    "rows": ("native::rows",),
     "python": (PYTHON,),
 }
 """Kinds of work by what an operator's name contains; the first that fits.  The rest are small operators."""
@@ -63,7 +63,7 @@ def _profile(bench: Bench, arm: str) -> tuple[Profiled, int]:
         made.append(bench.generation(arm, ids, prompt.prompt_id, clock))
         return made[0]
 
-    found = profiled(make, bench.target.model)
+    found = profiled(make)
     return found, made[0].cache.bytes
 
 
