@@ -21,8 +21,8 @@ from specdec.models.transformer import Transformer
 
 
 def eagle_head(config: EagleConfig, weights: Mapping[str, Tensor], target: Transformer) -> EagleHead | NativeHead:
-    """`weights` holds products, norms, `fc.bias` and `embedding` by the names of `EagleConfig`; EAGLE-3's `head` as well
-    where its rows are the target's."""
+    """`weights` holds products, norms, `fc.bias` and `embedding` by the names of `EagleConfig`, EAGLE-3's `head` among
+    them also where its rows are the target's."""
     if target.native is not None:
         return NativeHead(config, weights, target.native)
     return EagleHead(config, weights, target)
