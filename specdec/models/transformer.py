@@ -156,9 +156,14 @@ class Transformer:
             late = self.forward(tokens[known:], cache, plan=self.full_plan[:layers], logits=False)
             hidden = torch.cat([hidden, late.hidden])
             cache.length = base
-        turns = self._rotations(base, len(tokens), None)
-        attention = CachedAttention(cache, len(tokens), turns, self.dtype, None, self.fused)
-        hidden, _ = self.layers(hidden, self.full_plan[layers:], attention)
+        rest = self.full_plan[layers:]
+        if self.native is not None:
+            rows = Rows.behind(cache, len(tokens), None, None)
+            found = self.native.forward(tokens, rows, self.rotations(base + len(tokens)), rest, states=hidden)
+            cache.length = rows.slots.stop
+            return Output(*found)
+        attention = CachedAttention(cache, len(tokens), self._rotations(base, len(tokens), None), self.dtype, None)
+        hidden, _ = self.layers(hidden, rest, attention)
         cache.length = base + len(tokens)
         return Output(self.head(self.norm(hidden)), None, hidden)
 

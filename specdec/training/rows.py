@@ -67,7 +67,7 @@ def step(model: Transformer, cache: RowCache, tokens: list[int]) -> Tensor:
     if model.native is not None:
         ends = cache.lengths.tolist()
         rows = Rows(cache.keys, cache.values, ends, ends, [end + 1 for end in ends])
-        logits, _ = model.native.forward(tokens, rows, model.rotations(max(ends) + 1), model.full_plan, (), True)
+        logits, *_ = model.native.forward(tokens, rows, model.rotations(max(ends) + 1), model.full_plan)
         cache.lengths += 1
         return logits
     hidden, _ = model.layers(model.embed(tokens), model.full_plan, RowAttention(model, cache))

@@ -94,7 +94,7 @@ static void run_model(const Shape *shape, int biased, int normed, int64_t rows, 
     const Step plan[] = {{0, 1, rows != 2}, {1, rows != 3, 1}};
     const int64_t taps[TAPS] = {0, 1, LAYERS};
     double seconds[PARTS + 1] = {0};
-    const Asked asked = {numbers(rows, 3, 1), plan, LAYERS, taps, TAPS, floats(rows * TAPS * HIDDEN),
+    const Asked asked = {numbers(rows, 3, 1), 0, floats(rows * HIDDEN), plan, LAYERS, taps, TAPS, floats(rows * TAPS * HIDDEN),
                          floats(rows * VOCABULARY), seconds};
     const Work work = work_of(shape, threads);
     const Place place = place_of(rows, start, tree);

@@ -22,7 +22,10 @@ static void member(const Model *model, const Work *work, const Place *place, con
     bf16 *x = work->x + me * BREADTH * work->wide;
     double *seconds = me ? 0 : asked->seconds;
     lap(seconds, PARTS);
-    if (!me) embed(model->embedding, asked->tokens, work->hidden, rows, hidden);
+    if (!me && asked->states)
+        memcpy(work->hidden, asked->states, (size_t)(rows * hidden) * sizeof(float));
+    else if (!me)
+        embed(model->embedding, asked->tokens, work->hidden, rows, hidden);
 #pragma omp barrier
     for (const Step *step = asked->plan; step < asked->plan + asked->steps; step++) {
         const Layer *layer = model->layers + step->index;
@@ -34,6 +37,7 @@ static void member(const Model *model, const Work *work, const Place *place, con
         }
         if (step->mlp) mlp_block(shape, layer, work, rows, me, team, seconds);
     }
+    if (!me) memcpy(asked->left, work->hidden, (size_t)(rows * hidden) * sizeof(float));
     if (asked->logits) {
         norm(work->hidden, model->final_norm, 0, x, rows, hidden, shape->eps);
         lap(seconds, ROWS);

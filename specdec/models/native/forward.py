@@ -105,9 +105,17 @@ class NativeModel(Engine):
         self._wide = max(config.hidden_size, config.intermediate_size, config.heads * config.head_dim)
 
     def forward(
-        self, tokens: Sequence[int], rows: Rows, turns: Tensor, plan: Sequence, taps: Sequence[int], logits: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """(logits [rows, V], features [rows, taps * hidden]), in single precision; None where not asked for."""
+        self,
+        tokens: Sequence[int],
+        rows: Rows,
+        turns: Tensor,
+        plan: Sequence,
+        taps: Sequence[int] = (),
+        logits: bool = True,
+        states: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """(logits [rows, V], features [rows, taps * hidden], what the plan's layers leave [rows, hidden]), in single
+        precision; None where not asked for.  `states` [rows, hidden] take the place of the tokens' embeddings."""
         ids, steps = token_ids(tokens, len(self.embedding)), _steps(tuple(plan))
         missing = set(taps) - {step[0] for step in plan} - {self.config.layers}
         if missing:
@@ -115,11 +123,14 @@ class NativeModel(Engine):
         hidden, count, threads = self.config.hidden_size, len(tokens), torch.get_num_threads()
         scores = torch.empty(count, self.head.outputs) if logits else None
         features = torch.empty(count, len(taps) * hidden) if taps else None
+        left, states = torch.empty(count, hidden), None if states is None else states.float().contiguous()
         tapped = (ctypes.c_int64 * len(taps))(*taps)
         work = self.buffers(self._layers[0], self._wide, rows.capacity, threads)
         for first, place in rows.places(turns):
             asked = Asked(
                 tokens=addressof(ids) + 4 * first,
+                states=row_address(states, first),
+                left=row_address(left, first),
                 plan=addressof(steps),
                 steps=len(plan),
                 taps=addressof(tapped),
@@ -129,7 +140,7 @@ class NativeModel(Engine):
                 seconds=None if self.seconds is None else addressof(self.seconds),
             )
             self.call(self.loaded.forward, self._model, work, place, asked, threads=threads)
-        return scores, features
+        return scores, features, left
 
     def logits(self, normed: Tensor) -> Tensor:
         """[rows, V] of rows behind the final norm."""

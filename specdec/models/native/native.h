@@ -76,6 +76,8 @@ typedef struct {
 
 typedef struct {
     const int32_t *tokens; /* [rows] */
+    const float *states;   /* [rows, hidden] to begin with in place of the tokens' embeddings, or null */
+    float *left;           /* [rows, hidden]: what the plan's layers leave */
     const Step *plan;
     int64_t steps;
     const int64_t *taps; /* k is the input of layer k, the number of layers the output of the final norm */

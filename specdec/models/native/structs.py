@@ -44,7 +44,7 @@ Place = _struct(
 Model = _struct("Model", "Shape shape, Product head, pointer embedding final_norm layers, whole count")
 Step = _struct("Step", "whole index attend mlp")
 Asked = _struct(
-    "Asked", "pointer tokens plan, whole steps, pointer taps, whole tapped, pointer features logits seconds"
+    "Asked", "pointer tokens states left plan, whole steps, pointer taps, whole tapped, pointer features logits seconds"
 )
 Head = _struct(
     "Head",
