@@ -26,12 +26,21 @@ from specdec.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation: token ids, which of them are answers, its index in the text, and how it was answered."""
+    """One conversation: token ids, which of them are answers, its index in the text, and how it was answered.
+
+    `text` is the folder of its text, where several lie in one.
+    """
 
     index: int
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
     sampled: bool = False
+    text: str = "."
+
+    @property
+    def name(self) -> str:
+        """Different for every conversation."""
+        return str(self.index) if self.text == "." else f"{self.text}_{self.index}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,8 @@ def read_text(folder: Path) -> list[Sample]:
                     raise UserError(
                         f"{part}: conversation {row['index']} has no answer token (its loss mask is all zero)"
                     )
-                samples.append(Sample(row["index"], tuple(row["ids"]), tuple(row["loss_mask"]), row["sampled"]))
+                text = part.parent.relative_to(folder).as_posix()
+                samples.append(Sample(row["index"], tuple(row["ids"]), tuple(row["loss_mask"]), row["sampled"], text))
     return sorted(samples, key=lambda sample: sample.index)
 
 

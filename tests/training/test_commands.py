@@ -117,7 +117,8 @@ def test_texts_in_folders_of_one_are_one_text(model, text, tmp_path):
             == 0
         )
     found = [len(read_text(tmp_path / name)) for name in ("a", "b")]
-    assert len(read_text(tmp_path)) == sum(found) and min(found) > 0
+    assert len(read_text(tmp_path)) == sum(found) == len({sample.name for sample in read_text(tmp_path)})
+    assert min(found) > 0
     assert main(["eagle1", str(tmp_path), str(tmp_path / "head"), *flags(model), "--token-passes", "10"]) == 0
     record = json.loads((tmp_path / "head" / "training.json").read_text())
     openers = {name: kept["openers"] for name, kept in record["text"]["settings"].items()}

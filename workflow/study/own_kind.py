@@ -23,11 +23,11 @@ def write_prompts(text: Path, tokenizer: Tokenizer, output: Path, *, count: int,
     """Write `count` requests, or as many as there are, as a file of prompts."""
     template = Template.of(tokenizer, thinking)
     _, held = hold_out(read_text(text))
-    ranked = sorted(held, key=lambda sample: rank(seed, str(sample.index)))
+    ranked = sorted(held, key=lambda sample: rank(seed, sample.name))
     lines = []
     for sample in ranked:
         if request := tokenizer.decode(request_of(sample, template, text)).strip():
-            prompt = {"question_id": f"{CATEGORY}_{sample.index}", "category": CATEGORY, "turns": [request]}
+            prompt = {"question_id": f"{CATEGORY}_{sample.name}", "category": CATEGORY, "turns": [request]}
             lines.append(json.dumps(prompt, ensure_ascii=False))
         if len(lines) == count:
             break
