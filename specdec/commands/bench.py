@@ -37,6 +37,8 @@ PROMPTS = (
 )
 
 BASELINE, TRANSFORMERS = "autoregressive", "transformers"
+WIDTH = 130
+"""Of the table where no terminal says how wide it is."""
 
 
 def bench(flags: argparse.Namespace) -> int:
@@ -131,6 +133,8 @@ def _generate(model, ids: list[int], flags: argparse.Namespace) -> dict:
 
 def _print(results: dict[str, list[dict]], flags: argparse.Namespace, target: LoadedModel) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
     console.print(f"{target.origin}, {flags.dtype}, {torch.get_num_threads()} threads, greedy, batch 1; medians")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("arm", "tokens/s", "ratio", "range", "tokens/round", "accepted", "time %"):

@@ -40,13 +40,17 @@ class OptTree(Grower):
 
     def grow(self, depth: int, nodes: int) -> Draft:
         count = min(nodes, self.nodes or nodes)
-        tree, frontier, expected = GrowingTree(self.model, self._eos), [ROOT], 0.0
+        tree, frontier, expected, least = GrowingTree(self.model, self._eos), [ROOT], 0.0, -math.inf
         for level in range(1, depth + 1):
             choices = tree.likeliest(tree.feed(frontier), count)
             for node, row in zip(frontier, choices, strict=True):
+                above = 0.0 if node == ROOT else tree.scores[node]
                 for token, confidence in row:
+                    if above + confidence < least:
+                        break  # `count` nodes are better already, and what follows is worse
                     tree.add(token, node, confidence)
             best = tree.order(range(len(tree)))[:count]
+            least = tree.scores[best[-1]] if len(best) == count else -math.inf
             before, expected = expected, math.fsum(math.exp(tree.scores[node]) for node in best)
             frontier = sorted(node for node in best if tree.depths[node] == level and tree.is_open(node))
             if level == depth:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -22,12 +21,8 @@ class TargetRows:
     def __init__(self, logits: Tensor, sampling: Sampling):
         self.logits, self.sampling = logits, sampling
 
-    @cached_property
-    def _largest(self) -> list[int]:
-        return largest(self.logits).tolist()
-
     def argmax(self, row: int) -> int:
-        return self._largest[row]
+        return int(largest(self.logits[row]))
 
     def law(self, row: int) -> Tensor:
         """p [V] of a row, after warping."""
