@@ -42,9 +42,7 @@ class Eagle:
     ):
         self.config, self.model_id, self._target = config, model_id, target
         self.taps = config.taps
-        weights, self.vocabulary, ids = _known(config, weights, used, target)
-        if config.version == 3 and not config.own_head:
-            weights = weights | {"head": target.head_rows(ids)}
+        weights, self.vocabulary = _known(config, weights, used, target)
         self._head = eagle_head(config, weights, target)
         read = [name for name in weights if name.removesuffix(".bias") in (*config.shapes(), "head")]
         self.weight_bytes = sum(weights[name].numel() for name in read) * target.dtype.itemsize
@@ -104,15 +102,15 @@ class Eagle:
 
 def _known(
     config: EagleConfig, weights: dict[str, Tensor], used: Tensor | None, target: Transformer
-) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
-    """Weights, draft vocabulary (None: every id) and its ids, all without ids that the target's tokenizer lacks."""
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Weights, EAGLE-3's `head` among them whoever's rows it has, and draft vocabulary (None: every id), both without
+    ids that the target's tokenizer lacks."""
     if config.version == 1:
-        return weights, None, None
+        return weights, None
     ids = torch.arange(config.draft_vocabulary) if used is None else used
     kept = ids < target.vocabulary
-    if not kept.all():
-        weights = weights | ({"head": weights["head"][kept]} if config.own_head else {})
-        ids = ids[kept]
+    ids = ids[kept]
     whole = torch.equal(ids, torch.arange(target.vocabulary))
     ids = ids.to(target.device)
-    return weights, None if whole else ids, ids
+    head = weights["head"][kept] if config.own_head else target.head_rows(ids)
+    return weights | {"head": head}, None if whole else ids

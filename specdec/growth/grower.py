@@ -96,8 +96,12 @@ class GrowingTree:
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
-        self.scores.append(confidence + (0.0 if parent == ROOT else self.scores[parent]))
+        self.scores.append(confidence + self.score(parent))
         return len(self.tokens) - 1
+
+    def score(self, node: int) -> float:
+        """The log-probability of the path to a node; that to the root is certain."""
+        return 0.0 if node == ROOT else self.scores[node]
 
     def is_open(self, node: int) -> bool:
         """May anything follow?  Nothing behind an end of text could be emitted."""

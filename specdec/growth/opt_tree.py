@@ -44,9 +44,8 @@ class OptTree(Grower):
         for level in range(1, depth + 1):
             choices = tree.likeliest(tree.feed(frontier), count)
             for node, row in zip(frontier, choices, strict=True):
-                above = 0.0 if node == ROOT else tree.scores[node]
                 for token, confidence in row:
-                    if above + confidence < least:
+                    if confidence + tree.score(node) < least:
                         break  # `count` nodes are better already, and what follows is worse
                     tree.add(token, node, confidence)
             best = tree.order(range(len(tree)))[:count]

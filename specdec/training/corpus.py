@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specdec.errors import UserError
 from specdec.models.transformer import Transformer
+from specdec.training.parts import parts_of
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,6 @@ def read_text(folder: Path) -> list[Sample]:
                 text = part.parent.relative_to(folder).as_posix()
                 samples.append(Sample(row["index"], tuple(row["ids"]), tuple(row["loss_mask"]), row["sampled"], text))
     return sorted(samples, key=lambda sample: sample.index)
-
-
-def parts_of(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("part-*.parquet"))
 
 
 def hold_out(samples: Sequence[Sample], share: float = 0.03) -> tuple[list[Sample], list[Sample]]:

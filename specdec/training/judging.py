@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from specdec.loops import is_loop
 from specdec.models.tokenizer import Tokenizer
 from specdec.training.conversation import Conversation
+from specdec.training.parts import PATTERN
 
 SHINGLE = 5
 """Near copies are judged by runs of this many words."""
@@ -30,7 +31,7 @@ class Judge:
 
     def remember(self, folder: Path) -> None:
         """What earlier parts of this text hold."""
-        for part in sorted(folder.glob("part-*.parquet")):
+        for part in sorted(folder.glob(PATTERN)):
             for row in pq.read_table(part, columns=["ids", "loss_mask"]).to_pylist():
                 if row["ids"]:
                     self._seen |= _keys(row["ids"], row["loss_mask"])

@@ -18,11 +18,11 @@ class Optimisers:
     """One or two optimisers, each at its own peak rate, stepped together."""
 
     def __init__(self, module: nn.Module, recipe: Recipe):
-        muon = recipe.optimiser == "muon"
-        named = list(module.named_parameters())
-        matrices = [p for name, p in named if muon and p.ndim == 2 and "head" not in name.split(".")]
-        apart = {id(p) for p in matrices}
-        rest = [p for _, p in named if id(p) not in apart]
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, parameter in module.named_parameters():
+            inner = recipe.optimiser == "muon" and parameter.ndim == 2 and "head" not in name.split(".")
+            (matrices if inner else rest).append(parameter)
         self._members: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:
             adamw = torch.optim.AdamW(rest, lr=recipe.peak_rate, betas=(0.9, 0.95), weight_decay=0.0)

@@ -25,6 +25,7 @@ from specdec.models import LoadedModel
 from specdec.records import write_table
 from specdec.training.conversation import TOO_LONG, Conversation, Plan, Template, encode
 from specdec.training.judging import Judge
+from specdec.training.parts import PATTERN
 from specdec.training.rows import RowCache, step
 
 SCHEMA = pa.schema(
@@ -271,14 +272,14 @@ def _row(conversation: Conversation, reason: str | None) -> dict:
 
 
 def _flush(folder: Path, batch: list[dict]) -> None:
-    number = len(list(folder.glob("part-*.parquet")))
+    number = len(list(folder.glob(PATTERN)))
     write_table(folder / f"part-{number:05d}.parquet", pa.Table.from_pylist(batch, schema=SCHEMA))
 
 
 def _resume(folder: Path) -> tuple[set[int], Counter, int]:
     """Indices that are written, counts by reason, answer tokens kept."""
     done, counts, kept = set(), Counter(), 0
-    for part in sorted(folder.glob("part-*.parquet")):
+    for part in sorted(folder.glob(PATTERN)):
         table = pq.read_table(part)
         done |= set(table["index"].to_pylist())
         counts.update(reason or "kept" for reason in table["dropped"].to_pylist())

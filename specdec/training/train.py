@@ -24,21 +24,13 @@ from specdec.models.eagle_files import read_head, write_head
 from specdec.models.loading import read_config, read_weights
 from specdec.training.assemble import cut_config, write_draft
 from specdec.training.commands import bar, chosen, console
-from specdec.training.corpus import (
-    AnswerCorpus,
-    Corpus,
-    HeadCorpus,
-    Sample,
-    frequent_tokens,
-    hold_out,
-    parts_of,
-    read_text,
-)
+from specdec.training.corpus import AnswerCorpus, Corpus, HeadCorpus, Sample, frequent_tokens, hold_out, read_text
 from specdec.training.distill import Distillation, DistillRecipe
 from specdec.training.eagle import EagleModule, output_head
 from specdec.training.eagle_losses import STARTS, Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
 from specdec.training.objective import Objective, Teacher
 from specdec.training.parallel import Group, joined
+from specdec.training.parts import parts_of
 from specdec.training.small import SmallModel, check_layers
 from specdec.training.trainer import Progress, Trainer
 

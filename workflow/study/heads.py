@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from specdec.errors import UserError
 from specdec.records import write_table
+from specdec.training.parts import parts_of
 from workflow.study.columns import write_text
 from workflow.study.config import StudyConfig
 from workflow.study.config.heads import RECORD, SHAPE, WEIGHTS
@@ -96,7 +97,7 @@ def first_part(text: Path, out: Path, answer_tokens: int) -> Path:
 
     What was dropped among them is kept as well, so that the record still counts it.
     """
-    table = pq.ParquetDataset(sorted(text.rglob("part-*.parquet"))).read().sort_by("index")
+    table = pq.ParquetDataset(parts_of(text)).read().sort_by("index")
     counts = [sum(mask) for mask in table["loss_mask"].to_pylist()]
     total, rows = 0, 0
     while rows < len(counts) and total < answer_tokens:

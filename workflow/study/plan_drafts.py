@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from specdec.training.parts import PATTERN
 from workflow.study.config.heads import RECORD, TEXTS_FOLDER, VOCABULARIES_FOLDER
 from workflow.study.experiments import RECORDS
 
@@ -45,7 +46,7 @@ class DraftPlan:
         hours, and folder and settings vouch for it."""
         text, pair = self.config.training[self.pair].text, self.config.pair_in_force()
         if text.folder:
-            return {"content": self.digest_of(self.config.text_path(), ("**/part-*.parquet",))}
+            return {"content": self.digest_of(self.config.text_path(), (f"**/{PATTERN}",))}
         return {
             "written": text.written.model_dump(exclude_none=True, exclude={"rows"}),
             "target": self._source(pair.target),

@@ -13,7 +13,7 @@ from workflow.study import metrics
 from workflow.study.cells import Cell
 from workflow.study.config import StudyConfig
 from workflow.study.measured import Measured
-from workflow.study.tables_training import record_of, stages
+from workflow.study.tables_training import record_of, spent, stages
 
 ALL = "all"
 DEEPEST = 8
@@ -68,8 +68,5 @@ def _training(config: StudyConfig, draft: str, root: Path) -> dict:
     record = record_of(config, draft, root)
     if record is None:
         return _UNTRAINED
-    return {
-        "train_tokens": record["text"]["answer_tokens"],
-        "train_token_passes": sum(stage["token_passes"] for stage in stages(record)),
-        "train_hours": sum(stage["seconds"] for stage in stages(record)) / 3600,
-    }
+    passes, hours = spent(stages(record))
+    return {"train_tokens": record["text"]["answer_tokens"], "train_token_passes": passes, "train_hours": hours}

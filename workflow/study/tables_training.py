@@ -44,6 +44,11 @@ def stages(record: dict | None) -> list[dict]:
     return [] if record is None else [record, *stages(record.get("before"))]
 
 
+def spent(stages: list[dict]) -> tuple[int, float]:
+    """Token passes and hours of them together."""
+    return sum(stage["token_passes"] for stage in stages), sum(stage["seconds"] for stage in stages) / 3600
+
+
 def training(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
     """One row a trained draft: text, settings, cost, and how well it guesses text it has not seen."""
     return [
@@ -58,6 +63,7 @@ def _row(pair: str, draft: str, record: dict, size: int) -> dict:
     reasons = {f"dropped_{reason}": dropped.pop(reason, 0) for reason in DROPPED}
     if dropped:
         raise UserError(f"the record of draft {draft} counts conversations dropped for unknown reasons: {dropped}")
+    before_passes, before_hours = spent(stages(record)[1:])
     lost, kept = sum(reasons.values()), sum(text["sources"].values())
     return {
         "pair": pair,
@@ -77,8 +83,8 @@ def _row(pair: str, draft: str, record: dict, size: int) -> dict:
         "updates": record["updates"],
         "hours": record["seconds"] / 3600,
         **_shape(record),
-        "before_passes": sum(stage["token_passes"] for stage in stages(record)[1:]),
-        "before_hours": sum(stage["seconds"] for stage in stages(record)[1:]) / 3600,
+        "before_passes": before_passes,
+        "before_hours": before_hours,
         **{name: recipe[name] for name in ("optimiser", "batch", "peak_rate", "warmup", "seed")},
         "head_bytes": size,
         **{name: record["held_out"][name] for name in SIMULATED},

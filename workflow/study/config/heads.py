@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specdec.training.parts import parts_of
 from workflow.study.config.base import refuse
 from workflow.study.config.models import Draft, EagleDraft, LanguageModelDraft, Model, NgramDraft, Pair
 from workflow.study.config.training import PairTraining, Recipe, Recipes
@@ -156,7 +157,7 @@ class Heads:
     def missing_text(self: StudyConfig) -> str | None:
         """What is not there of the text that the drafts to be trained learn from, or None."""
         path = self.text_path()
-        if self.training[self.pair].text.written or any(path.rglob("part-*.parquet")):
+        if self.training[self.pair].text.written or parts_of(path):
             return None
         return f"no training text in {path} (training.{self.pair}.text.folder): no .parquet file there"
 
@@ -169,7 +170,7 @@ class Heads:
         path = self.text_path()
         if path is None:
             return False
-        return any((root / path).rglob("part-*.parquet")) or any(map(self.trained_here, self.pair_in_force().drafts))
+        return bool(parts_of(root / path)) or any(map(self.trained_here, self.pair_in_force().drafts))
 
 
 def check_roles(key: str, pair: Pair, ruled: bool) -> None:
