@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.errors import unknown
+from specdec.errors import UserError, unknown
 from specdec.training.corpus import Answers
 from specdec.training.objective import ROWS, Recipe, Teacher, Term, in_parts
 from specdec.training.small import SmallModel
@@ -33,17 +33,19 @@ ETA = 3.0
 @dataclass
 class Laws:
     """At some positions, over the vocabulary of the loss: log q [n, V_d], the text's token [n], and what the target
-    says behind its `states` [n, h], computed where a loss asks for it."""
+    says behind its `states` [n, h], computed where a loss asks for it.  `looked`: the tokens of the vocabulary that are
+    looked at, where not all are."""
 
     log_q: Tensor
     label: Tensor
     teacher: Teacher
     states: Tensor
+    looked: Tensor | None = None
 
     @cached_property
     def log_p(self) -> Tensor:
         """[n, V_d]"""
-        return self.teacher.log_law(self.states)
+        return self.teacher.log_law(self.states, self.looked)
 
     @cached_property
     def mass(self) -> Tensor:
@@ -86,18 +88,25 @@ LOSSES: dict[str, Callable[[Laws], Tensor]] = {
     rule.__name__: rule for rule in (forward_kl, reverse_kl, total_variation, one_hot, acceptance)
 }
 
+WHOLE = ("total_variation", "acceptance")
+"""Losses that count p's mass outside the vocabulary as lost."""
+
 
 @dataclass(frozen=True)
 class DistillRecipe(Recipe):
-    """`layers`: which of the target's the draft is cut from; `loss`: one of `LOSSES`."""
+    """`layers`: which of the target's the draft is cut from; `loss`: one of `LOSSES`; `sampled`: how many tokens of the
+    loss's vocabulary an update looks at, 0 for all."""
 
     layers: tuple[int, ...] = ()
     loss: str = "forward_kl"
+    sampled: int = 0
 
     def __post_init__(self):
         super().__post_init__()
         if self.loss not in LOSSES:
             raise unknown("loss", self.loss, LOSSES)
+        if self.sampled and self.loss in WHOLE:
+            raise UserError(f"sampled = {self.sampled}: must be 0, since the loss {self.loss} needs the whole law")
 
 
 @dataclass(frozen=True)
@@ -135,11 +144,14 @@ class Distillation:
         label = self.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
         inside = label >= 0
         hidden = module(batch.tokens[:, :-1])[batch.loss][inside]
-        last, label = batch.last[inside], label[inside]
+        last, label, rows = batch.last[inside], label[inside], self.teacher.rows
+        looked = self.teacher.looked_at(last, label, self.recipe.sampled, seeds[0])
+        if looked is not None:
+            rows, label = rows[looked], torch.searchsorted(looked, label)
 
         def rule(states: Tensor, where: slice) -> Tensor:
-            log_q = F.linear(states.to(self.teacher.rows.dtype), self.teacher.rows).float().log_softmax(-1)
-            return self._rule(Laws(log_q, label[where], self.teacher, last[where])).sum()
+            log_q = F.linear(states.to(rows.dtype), rows).float().log_softmax(-1)
+            return self._rule(Laws(log_q, label[where], self.teacher, last[where], looked)).sum()
 
         return [Term(in_parts(hidden, rule), len(hidden))]
 

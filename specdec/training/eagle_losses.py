@@ -26,8 +26,6 @@ from specdec.training.objective import ROWS, Recipe, Teacher, Term, in_parts
 
 STARTS = ("last_layer", "random")
 HEADS = ("own", "target")
-CHOICES = 8
-"""How many of the target's first choices are always looked at."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,8 @@ class Eagle3Loss(EagleObjective):
         """One a step."""
         share, layer = self.recipe.acceptance, module.layer()
         states = batch.last[batch.loss]
-        looked = self._looked_at(batch, states, seeds)
+        own = self.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
+        looked = self.teacher.looked_at(states, own, self.recipe.sampled, seeds[0])
         law = self.teacher.log_law(states, looked)
         mass = self.teacher.mass(states) if share else None
         head = module.head if looked is None else module.head[looked]
@@ -145,22 +144,6 @@ class Eagle3Loss(EagleObjective):
                 each = (1 - share) * each + share * (1 - overlap)
             terms.append(Term((each * inside).sum(), inside.sum(), self.recipe.decay**k))
         return terms
-
-    def _looked_at(self, batch: Batch, states: Tensor, seeds: Sequence[int]) -> Tensor | None:
-        """Which of the draft vocabulary an update compares the laws on, None for all: the batch's own tokens, the
-        target's first choices, and others at random.  Of a large vocabulary most tokens say nothing at any one place.
-        """
-        size = self.recipe.sampled
-        if not 0 < size < len(self.teacher.rows):
-            return None
-        marks = torch.zeros(len(self.teacher.rows), dtype=torch.bool, device=states.device)
-        own = self.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
-        marks[own[own >= 0]] = True
-        marks[self.teacher.first_choices(states, CHOICES).flatten()] = True
-        rest = (~marks).nonzero().flatten()
-        order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seeds[0])).to(rest.device)
-        marks[rest[order[: max(0, size - int(marks.sum()))]]] = True
-        return marks.nonzero().flatten()
 
 
 class Eagle1Loss(EagleObjective):

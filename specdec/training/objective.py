@@ -21,6 +21,8 @@ from specdec.training.corpus import Answers, States
 
 ROWS = 512
 """Positions whose logits over the target's whole vocabulary are held at once."""
+CHOICES = 8
+"""How many of the target's first choices are always looked at."""
 PRECISIONS = ("bfloat16", "float32")
 OPTIMISERS = ("muon", "adamw")
 
@@ -131,6 +133,22 @@ class Teacher:
         """[positions, count] of the draft vocabulary."""
         parts = [F.linear(part, self.rows).topk(count, dim=-1).indices for part in states.split(ROWS)]
         return torch.cat(parts)
+
+    @torch.no_grad()
+    def looked_at(self, states: Tensor, own: Tensor, size: int, seed: int) -> Tensor | None:
+        """Which of the draft vocabulary an update compares laws on, None for all: the batch's `own` tokens (-1 where
+        one is outside), the target's first choices, and others at random up to `size`.  Of a large vocabulary most
+        tokens say nothing at any one place.
+        """
+        if not 0 < size < len(self.rows):
+            return None
+        marks = torch.zeros(len(self.rows), dtype=torch.bool, device=states.device)
+        marks[own[own >= 0]] = True
+        marks[self.first_choices(states, CHOICES).flatten()] = True
+        rest = (~marks).nonzero().flatten()
+        order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed)).to(rest.device)
+        marks[rest[order[: max(0, size - int(marks.sum()))]]] = True
+        return marks.nonzero().flatten()
 
     @torch.no_grad()
     def mass(self, states: Tensor) -> Tensor:

@@ -167,6 +167,35 @@ def test_gradients_in_parts_are_those_of_the_whole(name):
     torch.testing.assert_close(parts, plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["forward_kl", "reverse_kl", "one_hot"])
+def test_a_sampled_vocabulary_gives_the_loss_on_the_tokens_looked_at(name):
+    used = heads.vocabulary_of(60)
+    module, rule = module_of(), objective_of(used, loss=name, sampled=40)
+    batch = rule.collate([corpus_of([SAMPLE]).states(0)])
+    label = rule.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
+    inside = label >= 0
+    looked = rule.teacher.looked_at(batch.last[inside], label[inside], 40, 3)
+    rows = rule.teacher.rows[looked]
+    log_q, log_p = (
+        F.linear(x, rows).log_softmax(-1)
+        for x in (module(batch.tokens[:, :-1])[batch.loss][inside], batch.last[inside])
+    )
+    expected = {
+        "forward_kl": (log_p.exp() * (log_p - log_q)).sum(),
+        "reverse_kl": (log_q.exp() * (log_q - log_p)).sum(),
+        "one_hot": -sum(row[looked.tolist().index(int(x))] for row, x in zip(log_q, label[inside], strict=True)),
+    }
+    term = rule.terms(module, batch, [3])[0]
+    assert len(looked) == 40 and term.count == int(inside.sum()) > 0
+    torch.testing.assert_close(term.total, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["total_variation", "acceptance"])
+def test_a_loss_of_the_whole_law_refuses_to_look_at_a_part(name):
+    with pytest.raises(UserError, match=rf"sampled = 40: must be 0, since the loss {name} needs"):
+        DistillRecipe(token_passes=1, loss=name, sampled=40)
+
+
 def test_the_weight_between_divergence_and_acceptance_is_no_way_to_learn():
     """It follows alpha, but no gradient flows through it: a draft must not gain by being weighed otherwise."""
     generator, head = torch.Generator().manual_seed(0), torch.randn(20, 8)

@@ -81,7 +81,7 @@ def test_a_state_meets_the_token_it_predicted_and_is_trained_on_the_one_behind_i
     assert law.tolist() == whole.logits[1 : 1 + batch.length].argmax(-1).tolist()
 
 
-def test_the_teacher_recomputes_the_targets_law_from_the_states_that_are_kept():
+def test_the_teacher_recomputes_the_targets_law_from_the_law_ofthat_are_kept():
     target, used = heads.target_of(dtype=torch.float32), heads.vocabulary_of(40)
     logits = target.forward(SAMPLE.ids, target.new_cache(32)).logits[1:-1]
     teacher = Teacher(tiny.reference("llama", 4).state_dict()["lm_head.weight"], used, torch.float32)
@@ -175,20 +175,21 @@ def test_a_sampled_vocabulary_holds_what_is_asked_and_likely_and_the_loss_is_the
     module, rule = heads.module_of(heads.config_of(3, 60)), objective(3, used, steps=1, sampled=55)
     batch = collate([states()], 1)
     head = tiny.reference("llama", 4).state_dict()["lm_head.weight"]
-    looked = rule._looked_at(batch, batch.last[batch.loss], [0])
+    law_of, own = batch.last[batch.loss], rule.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
+    looked = rule.teacher.looked_at(law_of, own, 55, 0)
     law = F.linear(batch.last[batch.loss], head[used])
     asked = {used.tolist().index(token) for token in SAMPLE.ids[5:] if token in used.tolist()}
     assert len(looked) == 55 and asked <= set(looked.tolist())
     assert set(law.topk(8, dim=-1).indices.flatten().tolist()) <= set(looked.tolist())
-    assert torch.equal(looked, rule._looked_at(batch, batch.last[batch.loss], [0]))
-    assert not torch.equal(looked, rule._looked_at(batch, batch.last[batch.loss], [1]))
+    assert torch.equal(looked, rule.teacher.looked_at(law_of, own, 55, 0))
+    assert not torch.equal(looked, rule.teacher.looked_at(law_of, own, 55, 1))
     hidden, terms = next(module.unroll(batch, 1))[0], []
     for t in range(batch.first, batch.length):
         if SAMPLE.mask[t + 2] and SAMPLE.ids[t + 2] in used.tolist():
             p = F.linear(batch.last[0, t], head[used][looked]).softmax(-1)
             terms.append(-(p * module.layer().logits(hidden[t - batch.first])[looked].log_softmax(-1)).sum())
     torch.testing.assert_close(mean(rule.terms(module, batch, [0])), torch.stack(terms).mean(), rtol=1e-5, atol=1e-6)
-    assert objective(3, used, sampled=60)._looked_at(batch, batch.last[batch.loss], [0]) is None, "all of them"
+    assert rule.teacher.looked_at(law_of, own, 60, 0) is None, "all of them"
 
 
 def test_the_loss_of_eagle_1_is_the_regression_and_a_tenth_of_the_cross_entropy():
@@ -204,7 +205,7 @@ def test_the_loss_of_eagle_1_is_the_regression_and_a_tenth_of_the_cross_entropy(
     assert not module.target_head.requires_grad and "target_head" not in module.state_dict()
 
 
-def test_noise_moves_the_states_that_are_fed_and_nothing_else():
+def test_noise_moves_the_law_ofthat_are_fed_and_nothing_else():
     module, batch = heads.module_of(heads.config_of(1)), collate([states(version=1)], 1)
     teacher = objective(1).teacher
     noisy = Eagle1Loss(Eagle1Recipe(1, noise=0.5), teacher)

@@ -35,7 +35,7 @@ Loss = Literal["forward_kl", "reverse_kl", "total_variation", "one_hot", "accept
 OWN_KEYS = {
     "eagle3": ("prompt", "vocabulary", "head", "sampled", "steps", "acceptance"),
     "eagle1": ("prompt", "feature_weight", "token_weight", "noise"),
-    "distill": ("vocabulary", "layers", "loss"),
+    "distill": ("vocabulary", "sampled", "layers", "loss"),
 }
 """Settings that not every method has."""
 OF_METHODS = tuple(dict.fromkeys(key for keys in OWN_KEYS.values() for key in keys))
