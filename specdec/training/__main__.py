@@ -45,10 +45,11 @@ _HEAD_HELP = {
     "prompt": "tokens kept before a first answer",
     "start": f"weights to begin with: {', '.join(STARTS)} or a head's folder",
 }
+_SAMPLED = "tokens of the vocabulary that an update's loss looks at; 0: all"
 _EAGLE3_HELP = {
     "head": "rows that decide over the draft vocabulary: the draft's own, or the target's, which are not stored",
     "steps": "self-fed steps; 1: no training-time test",
-    "sampled": "draft tokens that an update's loss looks at; 0: all",
+    "sampled": _SAMPLED,
     "decay": "weight of a step's loss, to the power of the step",
     "acceptance": "weight of the acceptance loss, 0 to 1",
 }
@@ -57,6 +58,7 @@ _EAGLE1_HELP = {
     "token_weight": "weight of the cross-entropy",
     "noise": "uniform noise on the states that are fed",
 }
+_DISTILL_HELP = {"loss": "how it is brought close", "sampled": _SAMPLED}
 _CHOICES = {
     "head": HEADS,
     "precision": PRECISIONS,
@@ -83,9 +85,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _method(commands, "eagle1", "train an EAGLE-1 head", Eagle1Recipe, _HEAD_HELP | _EAGLE1_HELP)
 
-    small = _method(
-        commands, "distill", "distil a small language model", DistillRecipe, {"loss": "how it is brought close"}
-    )
+    small = _method(commands, "distill", "distil a small language model", DistillRecipe, _DISTILL_HELP)
     small.add_argument(
         "--layers", type=_numbers, required=True, metavar="A,B,...", help="the target's layers it is cut from"
     )
