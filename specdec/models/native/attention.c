@@ -54,7 +54,7 @@ static inline __m512 dots(const bf16 *q, const bf16 *keys, const int32_t *slots,
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) {
             const bf16 *at = keys + slots[j] * width + i;
-            ask(at, AHEAD * width);
+            ask((uintptr_t)(at + AHEAD * width));
             const __m512bh key = (__m512bh)_mm512_maskz_loadu_epi16(mask, at);
             sums[j] = _mm512_dpbf16_ps(sums[j], key, query);
         }
@@ -86,8 +86,8 @@ static inline void mix(const bf16 *values, const int32_t *slots, const float *we
     }
     for (int64_t j = 0; j < count; j++) {
         const bf16 *value = values + slots[j] * width + i;
-        ask(value, AHEAD * width);
-        ask(value, AHEAD * width + 32);
+        ask((uintptr_t)(value + AHEAD * width));
+        ask((uintptr_t)(value + AHEAD * width + 32));
         const __m512 weight = _mm512_set1_ps(weights[j]);
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) sums[c] = _mm512_fmadd_ps(weight, load_wide(value + 16 * c, masks[c]), sums[c]);
