@@ -38,6 +38,13 @@ SHAPES = {
     },
     "seven blocks": {"hidden_size": 114, "intermediate_size": 97, "head_dim": 64, "num_attention_heads": 6},
     "wide heads": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 128},
+    "five heads a group": {
+        "hidden_size": 80,
+        "intermediate_size": 128,
+        "head_dim": 100,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 2,
+    },
     "narrow layer, wide state": {"hidden_size": 92, "intermediate_size": 20, "head_dim": 2},
 }
 

@@ -20,16 +20,19 @@ void lap(double *seconds, int part) {
 /* hidden += o(attention(qkv(x))); ends with the team together.  `next` is the product behind it. */
 void attention_block(const Shape *shape, const Layer *layer, const Place *place, int64_t index, const Work *work,
                      const bf16 *x, int64_t me, int64_t team, const Product *next, double *seconds) {
-    const int64_t rows = place->rows, pairs = rows * shape->kv_heads, units = rows * shape->heads;
+    const int64_t rows = place->rows, pairs = rows * shape->kv_heads, units = rows * shape->heads, group = group_of(shape);
     product(&layer->qkv, x, 0, work->qkv, rows, me, team, &layer->o);
 #pragma omp barrier
     lap(seconds, PRODUCTS);
     for (int64_t i = share(pairs, me, team); i < share(pairs, me + 1, team); i++)
         store_kv(shape, layer, place, index, work->qkv, i / shape->kv_heads, i % shape->kv_heads);
 #pragma omp barrier
-    for (int64_t i = share(units, me, team); i < share(units, me + 1, team); i++)
+    Soon soon = share_of(&layer->o, me, team);
+    for (int64_t i = share(units, me, team), end = share(units, me + 1, team), count; i < end; i += count) {
+        count = smaller(smaller(TILE, end - i), group - i % group);
         attend(shape, layer, place, index, work->qkv, work->mixed, work->scratch + me * work->scratch_size,
-               i / shape->heads, i % shape->heads);
+               i / shape->heads, i % shape->heads, count, &soon);
+    }
 #pragma omp barrier
     lap(seconds, ATTENTION);
     product(&layer->o, work->mixed, work->hidden, work->hidden, rows, me, team, next);

@@ -24,6 +24,12 @@ int64_t outputs_before(const Product *p, int64_t me, int64_t team) {
     return smaller(block_of(p, me, team) * BLOCK, p->outputs);
 }
 
+/* The weights that this thread reads. */
+Soon share_of(const Product *p, int64_t me, int64_t team) {
+    return (Soon){(uintptr_t)(p->weight + block_of(p, me, team) * size_of(p)),
+                  (uintptr_t)(p->weight + block_of(p, me + 1, team) * size_of(p))};
+}
+
 /* What to ask for: `at`, which goes on by `pace` bytes at a time, and after `left` times from `next`. */
 typedef struct {
     uintptr_t at, next;
@@ -120,8 +126,7 @@ void product(const Product *p, const bf16 *x, const float *base, float *y, int64
              const Product *next) {
     const int64_t turns = (rows + MOST_ROWS - 1) / MOST_ROWS, size = size_of(p), end = block_of(p, me + 1, team);
     const int64_t far = turns > 1 ? size : AHEAD, pace = (PAIR * sizeof(bf16) + turns - 1) / turns;
-    const uintptr_t last = (uintptr_t)(p->weight + end * size);
-    const uintptr_t behind = next ? (uintptr_t)(next->weight + block_of(next, me, team) * size_of(next)) : last;
+    const uintptr_t last = share_of(p, me, team).end, behind = next ? share_of(next, me, team).at : last;
     for (int64_t block = block_of(p, me, team); block < end; block++) {
         Ahead ahead = look((uintptr_t)(p->weight + block * size) + far * sizeof(bf16), last, behind, pace);
         for (int64_t turn = 0; turn < turns; turn++) {
