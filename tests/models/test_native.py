@@ -38,6 +38,13 @@ SHAPES = {
     },
     "seven blocks": {"hidden_size": 114, "intermediate_size": 97, "head_dim": 64, "num_attention_heads": 6},
     "wide heads": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 128},
+    "five heads a group": {
+        "hidden_size": 80,
+        "intermediate_size": 128,
+        "head_dim": 100,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 2,
+    },
     "narrow layer, wide state": {"hidden_size": 92, "intermediate_size": 20, "head_dim": 2},
 }
 
@@ -63,7 +70,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 31, 64, 577])
-@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 47, 48, 95, 96, 97, 200])
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 200])
 def test_products_of_any_shape_are_products(inputs, outputs):
     weight, bias = drawn(outputs, inputs).bfloat16(), drawn(outputs, seed=1).bfloat16()
     x = drawn(33, inputs, seed=2).bfloat16()

@@ -35,7 +35,7 @@ static void member(const Head *head, const Work *work, const Place *place, const
     if (head->hidden_norm) {
         if (guess->features) {
             narrowed(guess->features, x, rows * head->fc.inputs);
-            team_product(&head->fc, x, 0, work->hidden, rows, me, team);
+            product(&head->fc, x, 0, work->hidden, rows, me, team, &head->layer.qkv);
         } else if (!me)
             memcpy(work->hidden, guess->states, (size_t)(rows * hidden) * sizeof(float));
 #pragma omp barrier
@@ -48,14 +48,14 @@ static void member(const Head *head, const Work *work, const Place *place, const
     } else {
         side_by_side(head, guess, guess->states, scratch, x, rows);
         lap(seconds, ROWS);
-        team_product(&head->fc, x, 0, work->hidden, rows, me, team);
+        product(&head->fc, x, 0, work->hidden, rows, me, team, &head->layer.qkv);
 #pragma omp barrier
         lap(seconds, PRODUCTS);
         narrowed(work->hidden, x, rows * hidden);
     }
     lap(seconds, ROWS);
-    attention_block(shape, &head->layer, place, 0, work, x, me, team, seconds);
-    mlp_block(shape, &head->layer, work, rows, me, team, seconds);
+    attention_block(shape, &head->layer, place, 0, work, x, me, team, &head->layer.gate, seconds);
+    mlp_block(shape, &head->layer, work, rows, me, team, guess->scored ? &head->head : 0, seconds);
     if (!me) memcpy(guess->out, work->hidden, (size_t)(rows * hidden) * sizeof(float));
     if (guess->scored) {
         const float *last = work->hidden + (rows - guess->scored) * hidden;
@@ -64,7 +64,7 @@ static void member(const Head *head, const Work *work, const Place *place, const
         else
             narrowed(last, x, guess->scored * hidden);
         lap(seconds, ROWS);
-        team_product(&head->head, x, 0, guess->logits, guess->scored, me, team);
+        product(&head->head, x, 0, guess->logits, guess->scored, me, team, 0);
         lap(seconds, PRODUCTS);
     }
 }

@@ -16,10 +16,11 @@
 
 typedef uint16_t bf16;
 
-enum { BLOCK = 16 };     /* outputs a block of packed weights, and floats a vector */
+enum { BLOCK = 32 };     /* outputs a block of packed weights, two vectors of floats */
+enum { TILE = 4 };       /* heads of a row that `attend` takes at most */
 enum { BREADTH = 64 };   /* rows that one pass through the layers takes at most; wider ones go in pieces */
 
-/* Packed weights: blocks of 16 outputs, in a block 2 inputs of every output side by side, zeros behind the last of
+/* Packed weights: blocks of 32 outputs, in a block 2 inputs of every output side by side, zeros behind the last of
  * either.  `bias` (or null) is padded alike. */
 typedef struct {
     const bf16 *weight;
@@ -110,16 +111,29 @@ typedef struct {
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t padded(int64_t count) { return (count + 31) / 32 * 32; }
 
+static inline int64_t group_of(const Shape *shape) { return shape->heads / shape->kv_heads; } /* heads that share keys */
+
 /* The share of `count` things that fall to thread `me` of `team`: [share(me), share(me + 1)). */
 static inline int64_t share(int64_t count, int64_t me, int64_t team) { return count * me / team; }
 
-/* Asks for memory `ahead` elements further on.  That may lie over the end: it never faults, and what follows is often read
- * next. */
-static inline void ask(const bf16 *at, int64_t ahead) {
-    _mm_prefetch((const char *)((uintptr_t)at + (uintptr_t)ahead * sizeof(bf16)), _MM_HINT_T0);
+/* Asks for the line of memory at an address, which may lie over an end: it never faults.  Always inlined, for GCC thinks
+ * that a function which only does this does nothing, and leaves its calls out. */
+static inline __attribute__((always_inline)) void ask(uintptr_t address) { _mm_prefetch((const char *)address, _MM_HINT_T0); }
+
+/* Memory that is read soon, asked for by and by into the second cache. */
+typedef struct {
+    uintptr_t at, end;
+} Soon;
+
+static inline __attribute__((always_inline)) void ask_soon(Soon *soon, const int lines) {
+#pragma GCC unroll 16
+    for (int i = 0; i < lines; i++) _mm_prefetch((const char *)(soon->at + 64 * (uintptr_t)i), _MM_HINT_T1);
+    soon->at += soon->at < soon->end ? 64 * (uintptr_t)lines : 0;
 }
 
-static inline __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : (__mmask16)((1u << count) - 1); }
+static inline __mmask16 first(int64_t count) {
+    return count >= 16 ? 0xffff : count <= 0 ? 0 : (__mmask16)((1u << count) - 1);
+}
 
 static inline __m512 widened(__m256i values) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
@@ -148,8 +162,10 @@ static inline __m512 exponential(__m512 x) {
 }
 
 /* products.c */
-void product(const Product *p, const bf16 *x, const float *base, float *y, int64_t rows, int64_t begin, int64_t end);
-int64_t blocks(const Product *p);
+void product(const Product *p, const bf16 *x, const float *base, float *y, int64_t rows, int64_t me, int64_t team,
+             const Product *next);
+Soon share_of(const Product *p, int64_t me, int64_t team);
+int64_t outputs_before(const Product *p, int64_t me, int64_t team);
 
 /* rows.c */
 void embed(const bf16 *table, const int32_t *tokens, float *out, int64_t rows, int64_t width);
@@ -163,14 +179,13 @@ int64_t attention_scratch(const Shape *shape, int64_t slots);
 void store_kv(const Shape *shape, const Layer *layer, const Place *place, int64_t index, const float *qkv, int64_t row,
               int64_t head);
 void attend(const Shape *shape, const Layer *layer, const Place *place, int64_t index, const float *qkv, bf16 *out,
-            float *scratch, int64_t row, int64_t head);
+            float *scratch, int64_t row, int64_t head, int64_t heads, Soon *soon);
 
 /* layer.c: called by every thread of a team */
-void team_product(const Product *p, const bf16 *x, const float *base, float *y, int64_t rows, int64_t me, int64_t team);
 void attention_block(const Shape *shape, const Layer *layer, const Place *place, int64_t index, const Work *work,
-                     const bf16 *x, int64_t me, int64_t team, double *seconds);
+                     const bf16 *x, int64_t me, int64_t team, const Product *next, double *seconds);
 void mlp_block(const Shape *shape, const Layer *layer, const Work *work, int64_t rows, int64_t me, int64_t team,
-               double *seconds);
+               const Product *next, double *seconds);
 enum { PRODUCTS, ATTENTION, ROWS, PARTS };
 void lap(double *seconds, int part);
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.models.native.memory import large_pages
 
-BLOCK = 16
+BLOCK = 32
 """Outputs a block of packed weights."""
 
 BREADTH = 64
@@ -92,7 +92,7 @@ class Arena:
         return kept.data_ptr()
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
-        """A weight [out, in] packed: blocks of 16 outputs, within a block 2 inputs of every output side by side."""
+        """A weight [out, in] packed: blocks of 32 outputs, within a block 2 inputs of every output side by side."""
         outputs, inputs = weight.shape
         blocks, pairs = -(-outputs // BLOCK), -(-inputs // 2)
         even = F.pad(weight, (0, 2 * pairs - inputs, 0, blocks * BLOCK - outputs)).contiguous()
