@@ -106,6 +106,12 @@ def parser() -> argparse.ArgumentParser:
     target.add_argument(
         "--taught", type=_numbers, default=(), metavar="A,B,...", help="exits that learn (default: every one)"
     )
+    target.add_argument(
+        "--held-out",
+        type=int,
+        metavar="N",
+        help="conversations to measure on, of those held out: a whole target takes its time (default: all)",
+    )
 
     whole = commands.add_parser("assemble", help="make a distilled draft a whole model")
     whole.add_argument("draft", type=Path, help="folder that `distill` wrote")

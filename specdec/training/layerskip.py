@@ -146,7 +146,7 @@ def moved(module: ExitModel, objective: LayerSkipLoss, corpus: AnswerCorpus, bat
     equal first choices, `divergence` the mean of KL(target || model) in nats."""
     total, head, count, same, divergence = len(module.layers), objective.teacher.head, 0, 0, 0.0
     for begin in range(0, len(corpus), batch):
-        items = [corpus.states(i) for i in range(begin, min(len(corpus), begin + batch))]
+        items = [corpus.states(i) for i in corpus.by_length[begin : begin + batch]]
         data = objective.collate(items).to(head.device)
         with objective.recipe.autocast(head.device):
             found = module.states(data.tokens[:, :-1], [{total}] * len(items))

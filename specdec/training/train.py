@@ -64,6 +64,7 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
     target = load_target(flags)
     settings = _text_settings(flags.text, target)
     samples, held = hold_out(read_text(flags.text))
+    held = held[: getattr(flags, "held_out", None)]
     task = BUILDERS.get(flags.command, _head)(flags, target, samples)
     corpora = task.corpus(samples), task.corpus(held)
     _share_memory(*corpora, int(flags.memory * 2**30) // group.local)

@@ -180,11 +180,25 @@ def test_a_target_that_learned_to_speak_early_is_a_whole_model_and_its_own_draft
     from transformers import AutoModelForCausalLM
 
     out, rest = tmp_path / "adapted", ["--token-passes", "1500", "--evaluate-every", "600", "--batch", "4"]
-    rest += ["--exit", "2", "--taught", "2,3", "--dropout", "0.2", "--peak-rate", "0.005", "--warmup", "2"]
+    rest += [
+        "--exit",
+        "2",
+        "--taught",
+        "2,3",
+        "--dropout",
+        "0.2",
+        "--peak-rate",
+        "0.005",
+        "--warmup",
+        "2",
+        "--held-out",
+        "2",
+    ]
     assert main(["layerskip", str(text), str(out), *flags(model), *rest]) == 0
     record = json.loads((out / "training.json").read_text())
     assert record["method"] == "layerskip" and record["recipe"]["exit"] == 2 and record["recipe"]["taught"] == [2, 3]
-    assert record["model"]["layers"] == 4 and len(record["history"]) == 3 and record["recipe"]["optimiser"] == "adamw"
+    assert record["model"]["layers"] == 4 and record["text"]["held_out"] == 2
+    assert len(record["history"]) == 3 and record["recipe"]["optimiser"] == "adamw"
     assert record["untrained"].keys() == record["held_out"].keys() and record["untrained"] != record["held_out"]
     assert 0 < record["moved"]["agreement"] < 1 and record["moved"]["divergence"] > 0
     assert str(tmp_path) not in json.dumps(record) and model not in json.dumps(record)
