@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specdec.measure.cost_model import break_even, expected_tokens
+from tests.report.reading import assert_seamless, rendered, told
 from tests.report.synthetic_results import CONFIG, write_csv, write_results
-from tests.report.test_report import assert_seamless, rendered, told
 from workflow.study.results import read_table
 
 DRAFTS = "tables/drafts.csv"

@@ -13,9 +13,10 @@ import pytest
 from specdec import cli
 from specdec.models import load_model
 from specdec.models.eagle_files import read_head
-from specdec.training import commands, train
+from specdec.training import collect, commands, train
 from specdec.training.__main__ import main
 from specdec.training.corpus import answer_counts, frequent_tokens, hold_out, read_text
+from specdec.training.distill import LOSSES
 from tests.helpers import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,6 +175,19 @@ def test_a_small_model_is_distilled_assembled_and_decodes(model, text, tmp_path,
         assert cli.main(["generate", "the cat", *flags(model), "--draft", draft, "-k", "3", "-n", "12"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+
+
+def test_every_loss_of_a_small_model_is_a_row_of_one_group(model, text, tmp_path):
+    """The law of the target or its token, and what lies between: trained as they are, gathered as they lie."""
+    for loss in LOSSES:
+        rest = ["--layers", "0,3", "--token-passes", "200", "--vocabulary", "60", "--loss", loss]
+        assert main(["distill", str(text), str(tmp_path / "losses" / loss), *flags(model), *rest]) == 0
+    gathered = [str(tmp_path / "out.json"), "--group", str(tmp_path / "losses"), "forward_kl"]
+    assert collect.main(gathered) == 0
+    rows = collect.read_rows(tmp_path / "out.json")
+    changes = {row["name"]: row["changes"] for row in rows}
+    assert changes == {loss: {"loss": loss} if loss != "forward_kl" else {} for loss in LOSSES}
+    assert rows[0]["name"] == "forward_kl" and {row["method"] for row in rows} == {"distill"}
 
 
 def test_a_target_that_learned_to_speak_early_is_a_whole_model_and_its_own_draft(model, text, tmp_path, capsys):

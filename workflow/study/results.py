@@ -27,6 +27,8 @@ TABLES = {
     "vocabulary own_head batch peak_rate taps head_bytes tokens_per_round acceptance_at_1 acceptance_at_4 processor",
     "training_curves": "draft passes hours loss tokens_per_round",
     "training_ablations": "base name method changes token_passes tokens_per_round acceptance_at_1 acceptance_at_4",
+    "training_layerskip": "layers exit token_passes hours untrained_tokens_per_round tokens_per_round agreement "
+    "divergence",
     "losslessness": "draft policy k dtype prompts tokens identical first_divergence gap near_ties real_mismatches",
     "positions": "draft policy k temperature position reached accepted unconditional conditional",
     "time_shares": "draft policy k temperature draft_share target_share other_share prefill_share draft_ms_per_round "
