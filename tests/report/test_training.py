@@ -38,10 +38,21 @@ def test_methods_are_said_to_be_compared_at_equal_length_only_where_a_group_has_
     assert "compares those at equal length" in said(folder)
 
 
+def test_a_training_that_stood_still_is_not_said_to_bring_more(tmp_path):
+    folder = write_results(tmp_path, "faster")
+    assert "so a longer one might bring more" in said(folder)
+    change(folder, "tables/training_curves.csv", tokens_per_round=2.0)
+    text = said(folder)
+    assert "the second half of the training brings nothing more" in text and "might bring more" not in text
+
+
 def test_a_target_that_was_trained_is_said_to_be_another_one(tmp_path):
     folder = write_results(tmp_path, "faster")
     text = said(folder)
-    assert "A draft that brings its own target" in text and "on 100 000 answer tokens of the same text" in text
+    assert (
+        "A draft that brings its own target" in text
+        and "on 100 000 answer tokens of the same text in 8 minutes" in text
+    )
     assert "An exit after 6 of 30 layers then reaches 1.62 tokens per round" in text and "against 1.03 before." in text
     assert "that of the target of this study in 90.0% of positions" in text and "0.125 nats away" in text
     assert "did not help" not in text
