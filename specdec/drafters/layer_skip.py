@@ -6,7 +6,8 @@ values of committed text are the target's own, so the draft reads the target's c
 tentative rows go into free slots, which the verification pass overwrites.
 
 Where nothing is left out of the first layers, what they leave of a chain's rows is what the target's pass would have
-there: verification goes on from it (`early`).  Behind a skipped block nothing is, and the target begins anew.
+there, and verification goes on from it (`early`), in whichever way the exit was said.  Behind a skipped block nothing
+is, and the target begins anew.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class LayerSkip:
         total = target.config.layers
         if layers is None and not (skip_attention or skip_mlp):
             raise UserError("layer_skip: layers, skip_attention or skip_mlp must say what is left out")
-        self.layers = _exit(total if layers is None else layers, total)
-        self.plan = plan_of(total, self.layers, skip_attention, skip_mlp)
-        self._whole = not (skip_attention or skip_mlp)
+        self.plan = plan_of(total, _exit(total if layers is None else layers, total), skip_attention, skip_mlp)
+        self.layers = len(self.plan)
+        self._whole = is_exit(self.plan)
 
     @property
     def room(self) -> int:
@@ -89,6 +90,11 @@ def plan_of(total: int, layers: int, skip_attention: Sequence[int], skip_mlp: Se
     attention, mlp = (set(chosen) for chosen in skipped.values())
     plan = ((layer, layer not in attention, layer not in mlp) for layer in range(layers))
     return tuple(step for step in plan if step[1] or step[2])
+
+
+def is_exit(plan: Plan) -> bool:
+    """Whether nothing is left out of the first layers: what they compute, verification need not."""
+    return bool(plan) and plan == tuple((layer, True, True) for layer in range(len(plan)))
 
 
 def _exit(layers: int, total: int) -> int:

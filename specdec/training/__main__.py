@@ -1,5 +1,6 @@
 """`python -m specdec.training`: write text with a target (`synthesise`), train a draft on it (`eagle3`, `eagle1`,
-`distill`), make a distilled draft a whole model (`assemble`), list frequent tokens (`vocabulary`).
+`distill`) or the target's early layers (`layerskip`), make a distilled draft a whole model (`assemble`), list frequent
+tokens (`vocabulary`).
 
 Writing and training go on where they were stopped.  Training runs in several processes under `torchrun`:
 
@@ -25,6 +26,7 @@ from specdec.errors import UserError  # noqa: E402
 from specdec.models.catalogue import DEFAULT  # noqa: E402
 from specdec.training.distill import LOSSES, DistillRecipe  # noqa: E402
 from specdec.training.eagle_losses import HEADS, STARTS, Eagle1Recipe, Eagle3Recipe  # noqa: E402
+from specdec.training.layerskip import LayerSkipRecipe  # noqa: E402
 from specdec.training.objective import OPTIMISERS, PRECISIONS, Recipe  # noqa: E402
 from specdec.training.synthesise import Settings  # noqa: E402
 
@@ -59,6 +61,11 @@ _EAGLE1_HELP = {
     "noise": "uniform noise on the states that are fed",
 }
 _DISTILL_HELP = {"loss": "how it is brought close", "sampled": _SAMPLED}
+_LAYERSKIP_HELP = {
+    "exit": "layers of the draft that is measured",
+    "weight": "of an early exit's loss beside that of the last layer",
+    "dropout": "chance that the last layer is left out; the earlier a layer, the less",
+}
 _CHOICES = {
     "head": HEADS,
     "precision": PRECISIONS,
@@ -91,6 +98,19 @@ def parser() -> argparse.ArgumentParser:
     )
     small.add_argument(
         "--vocabulary", type=_size, metavar="N", help="frequent tokens that the loss looks at, or full (default: full)"
+    )
+
+    target = _method(
+        commands, "layerskip", "go on training the target, for its early layers", LayerSkipRecipe, _LAYERSKIP_HELP
+    )
+    target.add_argument(
+        "--taught", type=_numbers, default=(), metavar="A,B,...", help="exits that learn (default: every one)"
+    )
+    target.add_argument(
+        "--held-out",
+        type=int,
+        metavar="N",
+        help="conversations to measure on, of those held out: a whole target takes its time (default: all)",
     )
 
     whole = commands.add_parser("assemble", help="make a distilled draft a whole model")

@@ -30,6 +30,11 @@ def cut_config(raw: dict, layers: int) -> dict:
     return kept | {"num_hidden_layers": layers, "dtype": "bfloat16"}
 
 
+def shared_tensors(config: ModelConfig) -> list[str]:
+    """What every model made of the target's layers has of the target unchanged."""
+    return ["model.embed_tokens.weight"] + ([] if config.tied else ["lm_head.weight"])
+
+
 def write_draft(folder: Path, raw: dict, weights: dict[str, Tensor]) -> None:
     """The draft's own tensors, in bf16, and the configuration `raw` of the whole model."""
     from safetensors.torch import save_file
@@ -38,6 +43,14 @@ def write_draft(folder: Path, raw: dict, weights: dict[str, Tensor]) -> None:
     saved = {name: value.to(torch.bfloat16).contiguous() for name, value in weights.items()}
     save_file(saved, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", "utf-8")
+
+
+def write_model(folder: Path, raw: dict, weights: dict[str, Tensor], tokenizer: Tokenizer) -> None:
+    """A whole model, as Transformers loads it."""
+    write_draft(folder, raw, weights)
+    tokenizer.inner.save_pretrained(folder)
+    ends = json.dumps({"eos_token_id": list(tokenizer.eos_ids)}, indent=2)
+    (folder / "generation_config.json").write_text(ends + "\n", "utf-8")
 
 
 def assemble(folder: Path, target: str | Path, out: Path) -> None:
@@ -53,8 +66,7 @@ def assemble(folder: Path, target: str | Path, out: Path) -> None:
             raise UserError(
                 f"draft {folder}: {key} = {getattr(config, key)}, but that of {target} is {getattr(origin, key)}"
             )
-    shared = ["model.embed_tokens.weight"] + ([] if origin.tied else ["lm_head.weight"])
-    weights = own | {name: theirs[name] for name in shared}
+    weights = own | {name: theirs[name] for name in shared_tensors(origin)}
     shapes = expected_shapes(config)
     for name in sorted(shapes.keys() ^ weights.keys()):
         raise UserError(f"draft {folder}: tensor {name} is {'missing' if name in shapes else 'not part of it'}")
@@ -67,9 +79,6 @@ def assemble(folder: Path, target: str | Path, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
         whole = Path(work) / "model"
-        write_draft(whole, raw, weights)
-        tokenizer.inner.save_pretrained(whole)
-        ends = json.dumps({"eos_token_id": list(tokenizer.eos_ids)}, indent=2)
-        (whole / "generation_config.json").write_text(ends + "\n", "utf-8")
+        write_model(whole, raw, weights, tokenizer)
         shutil.rmtree(out, ignore_errors=True)
         whole.rename(out)

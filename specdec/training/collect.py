@@ -99,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     flags = parser.parse_args(arguments)
     try:
+        names = [base for _, base in flags.group]
+        if len(set(names)) < len(names):
+            raise UserError(f"two groups have a base of one name ({', '.join(names)}); rename the folder of one")
         rows = [row for runs, base in flags.group for row in collect(Path(runs), base)]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -161,6 +161,11 @@ class Corpus(ABC):
     def answer_tokens(self) -> int:
         return sum(sum(sample.mask) for sample in self.samples)
 
+    @property
+    def by_length(self) -> list[int]:
+        """Indices, the shortest sample first: side by side they take little padding."""
+        return sorted(range(len(self)), key=lambda i: len(self.samples[i].ids))
+
     def states(self, i: int) -> States | Answers:
         if i in self._held:
             return self._held[i]

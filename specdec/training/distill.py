@@ -125,6 +125,17 @@ class Batch:
         return replace(self, loss=torch.zeros_like(self.loss), last=self.last[:0])
 
 
+def collate_answers(items: Sequence[Answers]) -> Batch:
+    """Texts side by side."""
+    longest = max(item.length for item in items)
+    tokens = torch.zeros(len(items), longest + 1, dtype=torch.long)
+    loss = torch.zeros(len(items), longest, dtype=torch.bool)
+    for i, item in enumerate(items):
+        tokens[i, : item.length + 1] = item.ids
+        loss[i, : item.length] = item.loss
+    return Batch(tokens, loss, torch.cat([item.last for item in items]))
+
+
 class Distillation:
     """The draft's head is the target's, which the teacher holds."""
 
@@ -132,13 +143,7 @@ class Distillation:
         self.recipe, self.teacher, self._rule = recipe, teacher, LOSSES[recipe.loss]
 
     def collate(self, items: Sequence[Answers], depth: int | None = None) -> Batch:
-        longest = max(item.length for item in items)
-        tokens = torch.zeros(len(items), longest + 1, dtype=torch.long)
-        loss = torch.zeros(len(items), longest, dtype=torch.bool)
-        for i, item in enumerate(items):
-            tokens[i, : item.length + 1] = item.ids
-            loss[i, : item.length] = item.loss
-        return Batch(tokens, loss, torch.cat([item.last for item in items]))
+        return collate_answers(items)
 
     def terms(self, module: SmallModel, batch: Batch, seeds: Sequence[int]) -> list[Term]:
         label = self.teacher.inverse[batch.tokens[:, 1:][batch.loss]]
@@ -164,12 +169,12 @@ class Distillation:
         choice = [F.linear(part.to(head.dtype), head).argmax(-1) for part in states.split(ROWS)]
         hits = torch.zeros_like(batch.loss)
         hits[batch.loss] = torch.cat(choice) == label
-        return [(_later(hits, k), _later(batch.loss, k)) for k in range(depth)]
+        return [(later(hits, k), later(batch.loss, k)) for k in range(depth)]
 
     def identity(self, module: SmallModel) -> dict:
         return {"model": str(module.config), "vocabulary": self.teacher.digest}
 
 
-def _later(marks: Tensor, k: int) -> Tensor:
+def later(marks: Tensor, k: int) -> Tensor:
     """[B, T] moved left by k, false where the text ends."""
     return F.pad(marks[:, k:], (0, k)) if k else marks

@@ -115,10 +115,18 @@ class SmallModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [B, T] -> what the head is given, [B, T, h], behind the final norm."""
-        hidden = F.embedding(tokens, self.embedding).float()
-        turns = rotary.table(self.config, tokens.shape[1], torch.float32, tokens.device)
+        hidden, turns = self.begin(tokens)
         for layer in self.layers:
             hidden = layer(hidden, turns)
+        return self.end(hidden)
+
+    def begin(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens [B, T] -> what the first layer is given, [B, T, h], and the turns of every layer."""
+        turns = rotary.table(self.config, tokens.shape[1], torch.float32, tokens.device)
+        return F.embedding(tokens, self.embedding).float(), turns
+
+    def end(self, hidden: Tensor) -> Tensor:
+        """The final norm."""
         return F.rms_norm(hidden, hidden.shape[-1:], self.norm, self.config.eps)
 
     def weights(self) -> dict[str, Tensor]:

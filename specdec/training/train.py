@@ -1,4 +1,4 @@
-"""From text to a draft in a folder: `eagle3`, `eagle1` and `distill`, which differ in what they build alone."""
+"""From text to a draft in a folder: the methods differ in what they build alone."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from specdec.models.catalogue import locate
 from specdec.models.eagle import EagleConfig
 from specdec.models.eagle_files import read_head, write_head
 from specdec.models.loading import read_config, read_weights
-from specdec.training.assemble import cut_config, write_draft
+from specdec.training.assemble import cut_config, shared_tensors, write_draft, write_model
 from specdec.training.commands import bar, chosen, console
 from specdec.training.corpus import AnswerCorpus, Corpus, HeadCorpus, Sample, frequent_tokens, hold_out, read_text
 from specdec.training.distill import Distillation, DistillRecipe
 from specdec.training.eagle import EagleModule, output_head
 from specdec.training.eagle_losses import STARTS, Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
+from specdec.training.layerskip import ExitModel, LayerSkipLoss, LayerSkipRecipe, TextCorpus, check_exits, moved
 from specdec.training.objective import Objective, Teacher
 from specdec.training.parallel import Group, joined
 from specdec.training.parts import parts_of
 from specdec.training.small import SmallModel, check_layers
-from specdec.training.trainer import Progress, Trainer
+from specdec.training.trainer import Progress, Trainer, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +47,8 @@ class Task:
     corpus: Callable[[Sequence[Sample]], Corpus]
     shape: dict
     write: Callable[[Path], None]
+    beside: Callable[[Sequence[Sample]], dict] = lambda held: {}
+    """What more is measured on held-out text in the end."""
 
 
 def train(flags: argparse.Namespace) -> int:
@@ -61,7 +64,8 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
     target = load_target(flags)
     settings = _text_settings(flags.text, target)
     samples, held = hold_out(read_text(flags.text))
-    task = (_small if flags.command == "distill" else _head)(flags, target, samples)
+    held = held[: getattr(flags, "held_out", None)]
+    task = BUILDERS.get(flags.command, _head)(flags, target, samples)
     corpora = task.corpus(samples), task.corpus(held)
     _share_memory(*corpora, int(flags.memory * 2**30) // group.local)
     task.module.to(group.device)
@@ -81,7 +85,7 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
         return 0
     measured = trainer.finish()
     task.write(flags.out)
-    record = _record(flags, target, trainer, progress, measured, settings, task)
+    record = _record(flags, target, trainer, progress, measured, settings, task) | task.beside(held)
     (flags.out / "training.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     console.print(f"{flags.out}: {measured['tokens_per_round']:.3f} tokens per round on held-out text")
     return 0
@@ -156,6 +160,42 @@ def _small(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sam
         {"model": asdict(config) | {"loss_vocabulary": None if used is None else len(used)}},
         lambda folder: write_draft(folder, raw, module.weights()),
     )
+
+
+def _own_target(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
+    """The target itself, whose first layers learn to speak."""
+    recipe: LayerSkipRecipe = chosen(LayerSkipRecipe, flags)
+    source = locate(flags.model)
+    config, weights = read_weights(source)
+    check_exits(recipe, config.layers)
+    raw = cut_config(read_config(source), config.layers)
+    shared = {name: weights[name].to(torch.bfloat16) for name in shared_tensors(config)}
+
+    def begin(weights: dict[str, Tensor]) -> ExitModel:
+        module = ExitModel(config, shared["model.embed_tokens.weight"])
+        module.start_from(weights, range(config.layers))
+        return module.to(flags.device)
+
+    module = begin(weights)
+    head = output_head(config, weights)[: target.model.vocabulary]
+    objective = LayerSkipLoss(recipe, Teacher(head, None, device=flags.device))
+
+    def beside(held: Sequence[Sample]) -> dict:
+        untrained = simulate(begin(read_weights(source)[1]), objective, TextCorpus(target.model, held, 0))
+        return {"untrained": untrained, "moved": moved(module, objective, AnswerCorpus(target.model, held, 0))}
+
+    return Task(
+        module,
+        objective,
+        lambda text: TextCorpus(target.model, text, 0),
+        {"model": asdict(config)},
+        lambda folder: write_model(folder, raw, module.weights() | shared, target.tokenizer),
+        beside,
+    )
+
+
+BUILDERS: dict[str, Callable[..., Task]] = {"distill": _small, "layerskip": _own_target}
+"""Methods that train no head."""
 
 
 def _vocabulary(

@@ -209,10 +209,10 @@ def simulate(module: nn.Module, objective: Objective, corpus: Corpus, depth: int
 
     Every position of `corpus` from which `depth` answer tokens follow is the root of one round.
     """
-    device = next(module.parameters()).device
+    device, order = next(module.parameters()).device, corpus.by_length
     accepted, reached, starts = torch.zeros(depth), torch.zeros(depth), 0
     for begin in range(0, len(corpus), batch):
-        samples = [corpus.states(i) for i in range(begin, min(len(corpus), begin + batch))]
+        samples = [corpus.states(i) for i in order[begin : begin + batch]]
         data = objective.collate(samples, depth).to(device)
         with objective.recipe.autocast(device):
             results = objective.guesses(module, data, depth)

@@ -20,6 +20,7 @@ SETS = {
     "mlp": {"skip_mlp": (0, 3)},
     "both": {"skip_attention": (0, 2), "skip_mlp": (2, 3)},
     "a whole layer": {"skip_attention": (1,), "skip_mlp": (1,)},
+    "the last layers, by their blocks": {"skip_attention": (2, 3), "skip_mlp": (2, 3)},
     "every block": {"skip_attention": range(LAYERS), "skip_mlp": range(LAYERS)},
     "an exit and blocks": {"layers": 3, "skip_attention": (1,)},
 }
@@ -104,15 +105,20 @@ def test_early_work_is_used_by_chains_of_whole_layers_alone(layers, monkeypatch)
     used = {}
     for name, shape, options in [
         ("exit", "chain", {"layers": layers}),
+        ("said by blocks", "chain", {f"skip_{kind}": range(layers, LAYERS) for kind in ("attention", "mlp")}),
         ("blocks", "chain", {"layers": layers, "skip_mlp": (0,)}),
         ("tree", "eagle2", {"layers": layers}),
     ]:
+        if layers == LAYERS and name == "said by blocks":
+            continue  # nothing would be left out
         resumed.clear()
         record = speculative(
             target, build_grower(shape, LayerSkip(target, **options), k=3), request, k=3, nodes=6
         ).run()
         assert record.output_ids == answer
         used[name] = (len(resumed), sum(r.drafted > 0 for r in record.rounds))
+    if layers < LAYERS:
+        assert used["said by blocks"] == used["exit"]
     assert used["exit"][0] == used["exit"][1] > 0 and used["blocks"][0] == used["tree"][0] == 0
 
 

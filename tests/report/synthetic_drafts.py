@@ -54,7 +54,21 @@ def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[
         small | {"base": "long", "name": "long", "changes": None, "token_passes": 300_000} | simulated(1.8),
         small | {"base": "long", "name": "no_fusion", "changes": "taps = 27", "token_passes": 300_000} | simulated(1.7),
     ]
-    return {"training": heads, "training_curves": curves, "training_ablations": ablations if trained else []}
+    losses = small | {"base": "forward_kl", "method": "distill", "token_passes": 100_000}
+    ablations += [
+        losses | {"name": "forward_kl", "changes": None} | simulated(1.52),
+        losses | {"name": "one_hot", "changes": "loss = one_hot"} | simulated(1.47),
+    ]
+    small = {"training_ablations": ablations, "training_layerskip": [_own_target(pair)]}
+    return {"training": heads, "training_curves": curves} | (small if trained else dict.fromkeys(small, []))
+
+
+def _own_target(pair: str) -> dict:
+    """The record of a target that was trained for its sixth layer."""
+    row = {"pair": pair, "target": "smollm2-135m-instruct", "layers": 30, "exit": 6, "taught": "4 6 8", "dropout": 0.1}
+    row |= {"weight": 1.0, "held_out": 40, "token_passes": 100_000, "updates": 140, "hours": 0.14}
+    row |= {f"untrained_{name}": value for name, value in simulated(1.03).items()} | simulated(1.62)
+    return row | {"agreement": 0.9, "divergence": 0.125, "processor": "AMD EPYC", "commit": "0000000"}
 
 
 def simulated(tau: float) -> dict:

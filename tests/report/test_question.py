@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specdec.measure.cost_model import break_even, expected_tokens
+from tests.report.reading import assert_seamless, rendered, told
 from tests.report.synthetic_results import CONFIG, write_csv, write_results
-from tests.report.test_report import assert_seamless, rendered, told
 from workflow.study.results import read_table
 
 DRAFTS = "tables/drafts.csv"
@@ -104,13 +104,30 @@ def test_what_no_acceptance_could_reach_is_said(tmp_path):
     assert "Its steps were not timed" in said(folder)[1]
 
 
+@pytest.mark.parametrize("found", [0.1, 0.99])
+def test_a_draft_that_should_be_level_by_the_model_is_said_to_be(tmp_path, found):
+    folder = write_results(tmp_path, "faster")
+
+    def change(row):
+        speed = {"eagle3": 1.2, "small": 1.0}.get(row["draft"])
+        if speed:
+            row |= {"decode_speedup": speed, "decode_speedup_low": speed - 0.1, "decode_speedup_high": speed + 0.1}
+
+    edit(folder, DRAFTS, change)
+    edit(folder, "tables/predicted.csv", lambda row: row.update(alpha=found) if row["draft"] == "small" else None)
+    values, text = said(folder)
+    needed = values["needed"]["acceptance"]
+    assert 0.1 < needed < 0.99 and f"and has {100 * found:.0f}%" in text
+    assert ("by the model it should be level" in text) == (found > needed)
+
+
 @pytest.mark.parametrize(
     ("costs", "yields", "balance", "words"),
     [
         ((0.1, 0.2), (2.0, 1.8), "head", "So the head has both"),
         ((0.2, 0.1), (1.8, 2.0), "small", "So the small model has both"),
-        ((0.1, 0.3), (1.8, 2.0), "small_pays_for_yield", "guesses better and pays for it with 3.00 times"),
-        ((0.3, 0.1), (2.0, 1.8), "head_pays_for_yield", "So the head guesses better and pays for it with 3.00 times"),
+        ((0.1, 0.3), (1.8, 2.0), "small_pays_for_yield", "yields more and pays for it with 3.00 times"),
+        ((0.3, 0.1), (2.0, 1.8), "head_pays_for_yield", "So the head yields more and pays for it with 3.00 times"),
     ],
 )
 def test_acceptance_stands_against_price(tmp_path, costs, yields, balance, words):
@@ -131,7 +148,7 @@ def test_trainings_are_compared_as_far_as_they_are_alike(tmp_path):
     found, text = said(folder)
     assert found["training"]["same_text"] and found["training"]["same_passes"]
     assert "Text and length are the same for both" in text
-    assert "is cut from the target, its layers 0 1 2 3 28 29" in text and "over the 8 192 tokens" in text
+    assert "is cut from the target, its layers 0, 1, 2, 3, 28 and 29" in text and "over the 8 192 tokens" in text
     for changes, words in (
         ({"token_passes": 1_000_000}, "the length is not, the head having been trained for longer"),
         ({"answer_tokens": 7}, "They did not learn from the same text"),

@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import re
-import shutil
-import subprocess
-import sys
-import zlib
-from html import unescape
-from pathlib import Path
-
-import pypdfium2
 import pytest
 
 from tests.helpers import measured_tables
+from tests.report.reading import TEMPLATES, assert_seamless, pages, rendered, told
 from tests.report.synthetic_results import CONFIG, write_csv, write_results
 from tests.report.synthetic_trees import distribution_rows
 from workflow.study.named import ReportError
-from workflow.study.report import asked_for, build_report, render
+from workflow.study.report import asked_for, render
 from workflow.study.results import read_results, read_table
 from workflow.study.values import build_values
-
-ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = ROOT / "report_templates"
-
-
-def build(results: Path, config=CONFIG, templates: Path = TEMPLATES) -> Path:
-    build_report(config, results, templates, results / "report.pdf", results / "report.html")
-    return results / "report.pdf"
-
-
-def pages(path: Path) -> list[str]:
-    """The text of each page, with every run of white space as one space."""
-    document = pypdfium2.PdfDocument(path)
-    return [" ".join(page.get_textpage().get_text_bounded().replace("\ufffe", "").split()) for page in document]
-
-
-@pytest.fixture(scope="module")
-def slower(tmp_path_factory) -> Path:
-    return build(write_results(tmp_path_factory.mktemp("slower"), "slower", extra_cells=250)).parent
-
-
-@pytest.fixture(scope="module")
-def faster(tmp_path_factory) -> Path:
-    return build(write_results(tmp_path_factory.mktemp("faster"), "faster", differing=1)).parent
-
 
 HEADINGS = (
     *("Question and terms", "Background and method", "Setup", "Implementation", "Fixed depth", "Where the time goes"),
@@ -120,17 +84,6 @@ def test_trained_drafts_are_told_and_compared(slower, faster):
         assert words in trained, words
 
 
-def told(path: Path) -> str:
-    """The text of an HTML file, every space a plain one."""
-    return " ".join(re.sub(r"<[^>]+>", "", unescape(path.read_text(encoding="utf-8"))).split())
-
-
-def rendered(folder: Path, config=CONFIG):
-    results = read_results(folder, config["pair"], asked_for(config))
-    values = build_values(config, results)
-    return values, render(values, results, TEMPLATES)
-
-
 def test_identical_is_said_only_when_nothing_differs(slower, faster):
     assert "All outputs are identical" in " ".join(pages(slower / "report.pdf"))
     text = " ".join(pages(faster / "report.pdf"))
@@ -141,15 +94,6 @@ def test_prose_has_no_seams(slower, faster):
     """No sentence runs into the next, no space stands before a full stop."""
     for folder in (slower, faster):
         assert_seamless((folder / "report.html").read_text(encoding="utf-8"))
-
-
-def assert_seamless(html: str) -> None:
-    block = "(?:p|li|figcaption|caption)"
-    for paragraph in re.findall(rf"<{block}\b[^>]*>(.*?)</{block}>", html, re.S):
-        text = " ".join(re.sub(r"<[^>]+>", "", paragraph).split())
-        assert not re.search(r"[a-z)%\]]\.[A-Z]", text), text
-        assert not re.search(r" [.,;:](?:\s|$)", text), text
-        assert not re.search(r"\bNone\b|\bnan\b|{{|}}", text), text
 
 
 def test_rare_branches_read_well_too(tmp_path):
@@ -184,37 +128,6 @@ def test_rare_branches_read_well_too(tmp_path):
     assert_seamless(html)
 
 
-def test_a_missing_value_stops_the_build_and_is_named(tmp_path):
-    folder = write_results(tmp_path)
-    path = folder / "tables" / "fixed_k.csv"
-    rows = read_table(path)
-    rows[1]["tokens_per_round"] = None
-    write_csv(path, rows)
-    with pytest.raises(ReportError, match=r"fixed_k\[layer_skip fixed K=1\]\.tokens_per_round"):
-        build(folder)
-    assert not (folder / "report.pdf").exists() and not (folder / "report.html").exists()
-
-
-def test_a_value_a_template_invents_stops_the_build(tmp_path):
-    folder, templates = write_results(tmp_path / "results"), copy_templates(tmp_path)
-    section = templates / "sections" / "limits.html.j2"
-    section.write_text(section.read_text(encoding="utf-8") + "{{ v.fixed.best.elegance }}", encoding="utf-8")
-    with pytest.raises(ReportError, match="fixed.best.elegance"):
-        build(folder, templates=templates)
-
-
-def copy_templates(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(TEMPLATES, tmp_path / "templates"))
-
-
-@pytest.mark.parametrize("name", ["tables/positions.csv", "figures/time_shares.svg"])
-def test_a_missing_file_is_named(tmp_path, name):
-    folder = write_results(tmp_path)
-    (folder / name).unlink()
-    with pytest.raises(ReportError, match=Path(name).stem):
-        build(folder)
-
-
 def test_missing_fingerprint_and_intervals_are_said_not_hidden(tmp_path):
     folder = write_results(tmp_path)
     for path in folder.rglob("*.parquet"):
@@ -227,61 +140,6 @@ def test_missing_fingerprint_and_intervals_are_said_not_hidden(tmp_path):
         write_csv(folder / "tables" / f"{table}.csv", rows)
     _, html = rendered(folder)
     assert "an unrecorded processor" in html and "too few prompts for an interval" in html
-
-
-def test_long_tables_are_cut_and_say_so(slower):
-    text = " ".join(pages(slower / "report.pdf"))
-    assert "the first 200 of 267" in text
-
-
-def test_two_builds_are_byte_identical_from_any_directory(tmp_path):
-    """Two processes, one of them elsewhere with relative paths given from there."""
-    write_results(tmp_path)
-    code = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n"
-        "from tests.report.synthetic_results import CONFIG\n"
-        "from workflow.study.report import build_report\n"
-        "build_report(CONFIG, sys.argv[1], sys.argv[2], sys.argv[3] + '.pdf', sys.argv[3] + '.html')\n"
-    )
-    environment = os.environ | {"SOURCE_DATE_EPOCH": "0", "PYTHONHASHSEED": "random"}
-    builds = [
-        subprocess.Popen([sys.executable, "-c", code, results, str(TEMPLATES), output], cwd=folder, env=environment)
-        for folder, results, output in ((tmp_path, ".", "a"), (ROOT, str(tmp_path), str(tmp_path / "b")))
-    ]
-    assert [build.wait() for build in builds] == [0, 0]
-    for end in (".pdf", ".html"):
-        first, second = (hashlib.sha256((tmp_path / f"{name}{end}").read_bytes()).hexdigest() for name in "ab")
-        assert first == second
-
-
-def test_pdf_carries_bookmarks_title_and_embedded_fonts(slower):
-    document = pypdfium2.PdfDocument(slower / "report.pdf")
-    titles = [bookmark.get_title() for bookmark in document.get_toc()]
-    assert any("Fixed depth" in title for title in titles) and any("References" in title for title in titles)
-    metadata = document.get_metadata_dict()
-    assert metadata["Title"].startswith("Speculative decoding of SmolLM2-135M-Instruct")
-    assert "smollm2" in metadata["Keywords"] and not metadata["Author"]
-    objects = inflated((slower / "report.pdf").read_bytes())
-    assert b"/Lang" in objects and b"/StructTreeRoot" in objects
-    assert 3 <= len(re.findall(rb"/Type ?/FontDescriptor", objects)) == len(re.findall(rb"/FontFile\d? ", objects))
-
-
-def inflated(data: bytes) -> bytes:
-    """The file with its compressed object streams unpacked."""
-    out = [data]
-    for match in re.finditer(rb"stream\r?\n(.*?)endstream", data, re.S):
-        with contextlib.suppress(zlib.error):
-            out.append(zlib.decompress(match[1]))
-    return b"\n".join(out)
-
-
-def test_html_stands_alone(slower):
-    html = (slower / "report.html").read_text(encoding="utf-8")
-    sources = re.findall(r'<img[^>]+src="([^"]{0,30})', html)
-    assert sources and all(source.startswith("data:image/svg+xml") for source in sources)
-    assert "<style>" in html and 'rel="stylesheet"' not in html
-    targets = set(re.findall(r'href="#([^"]+)"', html))
-    assert targets <= set(re.findall(r'id="([^"]+)"', html))
 
 
 def test_the_worked_example_is_right(slower):

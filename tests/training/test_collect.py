@@ -75,6 +75,12 @@ def test_what_cannot_be_compared_is_refused(runs, other, said, capsys):
     assert said in capsys.readouterr().err and not (runs / "out.json").exists()
 
 
+def test_groups_are_told_apart_by_the_names_of_their_bases(runs, capsys):
+    group = ["--group", str(runs), "base"]
+    assert main([str(runs / "out.json"), *group, *group]) == 1
+    assert "two groups have a base of one name (base, base)" in capsys.readouterr().err
+
+
 def test_a_base_that_is_not_there_is_named_with_those_that_are(runs, capsys):
     assert main([str(runs / "out.json"), "--group", str(runs), "bse"]) == 1
     assert "no training of the name bse there" in (said := capsys.readouterr().err) and "a_fewer_steps, base" in said

@@ -13,9 +13,10 @@ import pytest
 from specdec import cli
 from specdec.models import load_model
 from specdec.models.eagle_files import read_head
-from specdec.training import commands, train
+from specdec.training import collect, commands, train
 from specdec.training.__main__ import main
 from specdec.training.corpus import answer_counts, frequent_tokens, hold_out, read_text
+from specdec.training.distill import LOSSES
 from tests.helpers import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,6 +175,63 @@ def test_a_small_model_is_distilled_assembled_and_decodes(model, text, tmp_path,
         assert cli.main(["generate", "the cat", *flags(model), "--draft", draft, "-k", "3", "-n", "12"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+
+
+def test_every_loss_of_a_small_model_is_a_row_of_one_group(model, text, tmp_path):
+    """The law of the target or its token, and what lies between: trained as they are, gathered as they lie."""
+    for loss in LOSSES:
+        rest = ["--layers", "0,3", "--token-passes", "200", "--vocabulary", "60", "--loss", loss]
+        assert main(["distill", str(text), str(tmp_path / "losses" / loss), *flags(model), *rest]) == 0
+    gathered = [str(tmp_path / "out.json"), "--group", str(tmp_path / "losses"), "forward_kl"]
+    assert collect.main(gathered) == 0
+    rows = collect.read_rows(tmp_path / "out.json")
+    changes = {row["name"]: row["changes"] for row in rows}
+    assert changes == {loss: {"loss": loss} if loss != "forward_kl" else {} for loss in LOSSES}
+    assert rows[0]["name"] == "forward_kl" and {row["method"] for row in rows} == {"distill"}
+
+
+def test_a_target_that_learned_to_speak_early_is_a_whole_model_and_its_own_draft(model, text, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM
+
+    out, rest = tmp_path / "adapted", ["--token-passes", "1500", "--evaluate-every", "600", "--batch", "4"]
+    rest += [
+        "--exit",
+        "2",
+        "--taught",
+        "2,3",
+        "--dropout",
+        "0.2",
+        "--peak-rate",
+        "0.005",
+        "--warmup",
+        "2",
+        "--held-out",
+        "2",
+    ]
+    assert main(["layerskip", str(text), str(out), *flags(model), *rest]) == 0
+    record = json.loads((out / "training.json").read_text())
+    assert record["method"] == "layerskip" and record["recipe"]["exit"] == 2 and record["recipe"]["taught"] == [2, 3]
+    assert record["model"]["layers"] == 4 and record["text"]["held_out"] == 2
+    assert len(record["history"]) == 3 and record["recipe"]["optimiser"] == "adamw"
+    assert record["untrained"].keys() == record["held_out"].keys() and record["untrained"] != record["held_out"]
+    assert 0 < record["moved"]["agreement"] < 1 and record["moved"]["divergence"] > 0
+    assert str(tmp_path) not in json.dumps(record) and model not in json.dumps(record)
+    assert main(["layerskip", str(text), str(out), *flags(model), *rest]) == 0, "finished: measured and written again"
+    again = json.loads((out / "training.json").read_text())
+    assert all(again[key] == record[key] for key in ("history", "untrained", "moved", "held_out"))
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype="float32")
+    adapted, prompt = load_model(out, dtype="float32"), tiny.prompt_of(20)
+    ours = adapted.model.forward(prompt, adapted.model.new_cache(32)).logits
+    assert (ours - tiny.logits_of(theirs, prompt)).abs().max() < 1e-3
+    assert adapted.tokenizer.fingerprint == load_model(model).tokenizer.fingerprint
+    capsys.readouterr()
+    answers = []
+    for draft in ("none", "layer_skip:2"):
+        assert cli.main(["generate", "the cat", *flags(str(out)), "--draft", draft, "-k", "3", "-n", "12"]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert main(["layerskip", str(text), str(tmp_path / "b"), *flags(model), *rest, "--exit", "4"]) == 1
+    assert "exit = 4: must be between 1 and 3 layers" in capsys.readouterr().err
 
 
 def test_frequent_tokens_are_listed_most_frequent_first(text, tmp_path):

@@ -15,47 +15,17 @@ from specdec.drafters import Chain, LanguageModel
 from specdec.errors import UserError
 from specdec.growth import build_rule
 from specdec.models import load_model
-from specdec.models.config import ModelConfig
 from specdec.models.loading import read_weights
 from specdec.training.assemble import assemble, cut_config, write_draft
-from specdec.training.corpus import AnswerCorpus, Sample
-from specdec.training.distill import LOSSES, Distillation, DistillRecipe, Laws
+from specdec.training.corpus import Sample
+from specdec.training.distill import LOSSES, DistillRecipe, Laws
 from specdec.training.objective import Teacher, in_parts, mean
-from specdec.training.small import SmallModel, check_layers
+from specdec.training.small import check_layers
 from specdec.training.trainer import Trainer, simulate
 from tests.helpers import heads, tiny
+from tests.helpers.small import corpus_of, cut_of, module_of, objective_of
 
 VARIANTS = ["llama", "mistral", "qwen2", "qwen3", "llama-biases", "llama3-rope", "qwen3-biases", "llama-ungrouped"]
-
-
-def module_of(variant: str = "llama", layers: tuple[int, ...] = (0, 3)) -> SmallModel:
-    """Cut from the tiny target of four layers."""
-    origin = tiny.reference(variant, 4)
-    config = ModelConfig.from_dict(cut_config(origin.config.to_dict(), len(layers)), "test")
-    state = {name: value.clone() for name, value in origin.state_dict().items()}
-    module = SmallModel(config, state["model.embed_tokens.weight"])
-    module.start_from(state, layers)
-    return module
-
-
-def objective_of(used=None, variant: str = "llama", **changes) -> Distillation:
-    recipe = DistillRecipe(**({"token_passes": 1, "precision": "float32"} | changes))
-    return Distillation(recipe, Teacher(tiny.reference(variant, 4).state_dict()["lm_head.weight"], used, torch.float32))
-
-
-def corpus_of(samples, variant: str = "llama") -> AnswerCorpus:
-    return AnswerCorpus(heads.target_of(variant, torch.float32), samples, 2**30, torch.float32)
-
-
-def cut_of(module: SmallModel, variant: str = "llama", dtype: torch.dtype = torch.float32):
-    """The same model as decoding runs it."""
-    from specdec.models.transformer import Transformer
-
-    state = tiny.reference(variant, 4).state_dict()
-    shared = {name: state[name] for name in ("model.embed_tokens.weight", "lm_head.weight")}
-    return Transformer(module.config, module.weights() | shared, dtype=dtype)
-
-
 SAMPLE = Sample(7, tuple(range(10, 22)), (False,) * 5 + (True,) * 7)
 
 
@@ -340,49 +310,3 @@ def test_a_draft_that_is_written_and_read_again_is_as_good(tmp_path):
     again = module_of()
     again.start_from(weights, (0, 1))
     assert simulate(again, trainer.objective, trainer.held_out) == measured
-
-
-# -- the whole model --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("variant", ["llama", "qwen3-tied"])
-def test_transformers_loads_an_assembled_model_and_computes_what_we_do(tmp_path, variant):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tiny.checkpoint(tmp_path / "target", variant, layers=4)
-    module = module_of(variant)
-    write_draft(
-        tmp_path / "draft",
-        cut_config(json.loads((tmp_path / "target" / "config.json").read_text()), 2),
-        module.weights(),
-    )
-    size = (tmp_path / "draft" / "model.safetensors").stat().st_size
-    assert size < 2 * sum(p.numel() for p in module.parameters()) + 4000, "nothing of the target's is stored"
-    assemble(tmp_path / "draft", tmp_path / "target", tmp_path / "whole")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
-    assert theirs.config.num_hidden_layers == 2
-    loaded = load_model(tmp_path / "whole", dtype="float32")
-    text = tiny.prompt_of(20)
-    ours = loaded.model.forward(text, loaded.model.new_cache(32)).logits
-    torch.testing.assert_close(ours, tiny.logits_of(theirs, text), rtol=1e-4, atol=1e-4)
-    target = load_model(tmp_path / "target", dtype="float32")
-    assert loaded.tokenizer.fingerprint == target.tokenizer.fingerprint
-    assert loaded.tokenizer.eos_ids == target.tokenizer.eos_ids
-    assert AutoTokenizer.from_pretrained(tmp_path / "whole").chat_template == tiny.CHAT_TEMPLATE
-
-
-def test_a_draft_of_another_target_and_a_folder_of_something_else_are_refused(tmp_path):
-    tiny.checkpoint(tmp_path / "target", layers=4)
-    raw, weights = cut_config(tiny.reference("llama", 4).config.to_dict(), 2), module_of().weights()
-    write_draft(tmp_path / "other", raw | {"vocab_size": 50}, weights)
-    with pytest.raises(UserError, match="vocab_size = 50, but that of .* is 97"):
-        assemble(tmp_path / "other", tmp_path / "target", tmp_path / "out")
-    write_draft(tmp_path / "few", raw | {"num_hidden_layers": 3}, weights)
-    with pytest.raises(UserError, match=r"tensor model.layers.2.*is missing"):
-        assemble(tmp_path / "few", tmp_path / "target", tmp_path / "out")
-    write_draft(tmp_path / "draft", raw, weights)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="something else than a model is there"):
-        assemble(tmp_path / "draft", tmp_path / "target", tmp_path / "mine")
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine" and not (tmp_path / "out").exists()

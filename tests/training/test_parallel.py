@@ -22,8 +22,8 @@ from specdec.training.objective import Term, mean
 from specdec.training.parallel import Group, joined
 from specdec.training.synthesise import SCHEMA
 from specdec.training.trainer import Trainer
-from tests.helpers import heads, tiny
-from tests.training import test_distill, test_eagle
+from tests.helpers import heads, small, tiny
+from tests.training import test_eagle, test_layerskip
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,10 +39,11 @@ def objectives():
     yield "eagle3", heads.module_of(heads.config_of(3, 30)), test_eagle.objective(3, used, acceptance=0.4), heads
     yield "eagle1", heads.module_of(heads.config_of(1)), test_eagle.objective(1), heads
     for loss in LOSSES:
-        yield loss, test_distill.module_of(), test_distill.objective_of(used, loss=loss), test_distill
+        yield loss, small.module_of(), small.objective_of(used, loss=loss), small
+    yield "layerskip", test_layerskip.module_of(), test_layerskip.objective_of(dropout=0.6), test_layerskip
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle1", *LOSSES])
+@pytest.mark.parametrize("name", ["eagle3", "eagle1", *LOSSES, "layerskip"])
 def test_the_sums_and_gradients_of_two_parts_are_those_of_the_whole_batch(name):
     """Noise included: a sample draws the same wherever it stands."""
     module, rule, kind = next((m, r, k) for n, m, r, k in objectives() if n == name)

@@ -64,6 +64,7 @@ def write_heads(root: Path, config: StudyConfig) -> None:
         | {"token_passes": 50_100, "updates": 41, **simulated(1.3)},
     ]
     (Path(root) / config.ablations_path()).write_text(json.dumps(rows))
+    (Path(root) / config.layerskip_path()).write_text(json.dumps(record_of("layerskip", 2)))
 
 
 def simulated(tau: float) -> dict:
@@ -79,11 +80,14 @@ def record_of(method: str, points: int) -> dict:
         "eagle3": {"steps": 4, "prompt": 64},
         "eagle1": {"noise": 0.1, "prompt": 64},
         "distill": {"layers": [0, 1, 28], "loss": "forward_kl"},
+        "layerskip": {"exit": 6, "taught": [4, 6], "dropout": 0.1, "weight": 1.0},
     }[method]
     eagle3 = method == "eagle3"
     shape = {"head": {"taps": [2, 15, 27], "draft_vocabulary": 8192 if eagle3 else None, "own_head": eagle3}}
     if method == "distill":
         shape = {"model": {"layers": 3, "loss_vocabulary": 8192}}
+    if method == "layerskip":
+        shape = {"model": {"layers": 30}, "untrained": simulated(1.0), "moved": {"agreement": 0.9, "divergence": 0.2}}
     history = [
         {"passes": 1000 * i, "updates": 10 * i, "seconds": 36.0 * i, "loss": 10 / i, **simulated(1 + 0.1 * i)}
         for i in range(1, points + 1)

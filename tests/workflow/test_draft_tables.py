@@ -13,7 +13,7 @@ from tests.workflow.conftest import ROOT
 from workflow.study import metrics, tables
 from workflow.study.cells import Cell
 from workflow.study.config import load_mapping
-from workflow.study.experiments import cells_for_table
+from workflow.study.experiments import RECORDS, cells_for_table
 from workflow.study.measured import load, measured
 
 
@@ -139,8 +139,20 @@ def test_ablations_name_what_they_change(config, folder):
     assert other["changes"] == "steps = 1, noise = None" and other["tokens_per_round"] == 1.3
 
 
+def test_a_target_that_was_trained_itself_has_a_row_with_what_it_was_before(config, folder, tmp_path):
+    (row,) = build(config, "training_layerskip", folder)
+    assert (row["exit"], row["layers"], row["taught"], row["held_out"]) == (6, 30, "4 6", 20)
+    assert (row["untrained_tokens_per_round"], row["tokens_per_round"]) == (1.0, pytest.approx(1.2))
+    assert (row["agreement"], row["divergence"], row["hours"]) == (0.9, 0.2, pytest.approx(0.02))
+    other = tmp_path / config.layerskip_path()
+    other.parent.mkdir(parents=True)
+    other.write_text(json.dumps(synthetic.record_of("eagle1", 2)))
+    with pytest.raises(UserError, match=r"layerskip\.json: its method is eagle1; a record of layerskip is expected"):
+        build(config, "training_layerskip", tmp_path)
+
+
 def test_without_any_training_the_tables_are_empty(config, tmp_path):
-    for name in ("training", "training_curves", "training_ablations"):
+    for name in RECORDS:
         assert build(config, name, tmp_path) == []
 
 

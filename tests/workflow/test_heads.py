@@ -202,7 +202,8 @@ def test_tables_depend_on_the_records_there_are(raw, there):
     plan, table = Plan(raw, there), Wildcards(table="training")
     shipped = [f"checkpoints/smollm2/{draft}/training.json" for draft in ("eagle3", "small", "eagle1")]
     assert plan.table_inputs(table) == shipped, "two drafts have the weights of `small`; its record stands once"
-    assert plan.table_inputs(Wildcards(table="training_ablations"))[-1] == "checkpoints/smollm2/ablations.json"
+    for name in ("ablations", "layerskip"):
+        assert plan.table_inputs(Wildcards(table=f"training_{name}"))[-1] == f"checkpoints/smollm2/{name}.json"
     (there / "checkpoints/smollm2/eagle1/training.json").unlink()
     assert plan.table_inputs(table) == shipped[:2]
 

@@ -62,6 +62,12 @@ def test_a_price_counts_the_blocks_that_are_left():
     assert COSTS.price(plan, 2) == pytest.approx(2 * 0.7 + 1.2) and COSTS.price(plan, 0) == 1
 
 
+def test_an_exits_layers_are_scored_for_one_row_alone():
+    """Two layers are 6 of a pass's 10 parts; at three rows a pass costs a fifth more, but not in those layers."""
+    plan = ((0, True, True), (1, True, True))
+    assert COSTS.price(plan, 2) == pytest.approx(2 * 0.7 + 1.2 - 0.6 * 0.2) and COSTS.price(plan, 0) == 1
+
+
 @pytest.mark.parametrize("skips", [Skips((1,)), Skips((), (0, 2)), Skips((0, 1, 2), (0, 1, 2))])
 def test_a_score_is_tokens_over_the_price_of_their_rounds(objective, skips):
     model, tokens, price = LayerSkip(objective.bench.target.model, **dict(skips.options)), 0, 0.0
@@ -76,6 +82,21 @@ def test_a_score_is_tokens_over_the_price_of_their_rounds(objective, skips):
         price += sum(COSTS.step(model.plan) * r.drafted + (1, 1.1, 1.2)[r.drafted] for r in record.rounds)
     assert objective(skips) == pytest.approx(tokens / price)
     assert objective.seen[skips] == objective(skips), "decoded once"
+
+
+def test_some_of_the_prompts_are_spread_over_all(project, monkeypatch):
+    """They stand by category: the first ones would be of one kind."""
+    from workflow.study.config import load
+
+    encoded = []
+    monkeypatch.setattr(search_layers, "calibration_slice", lambda config: list("aaaabbbbcccc"))
+    monkeypatch.setattr(search_layers, "encode", lambda bench, prompt, turns: encoded.append(prompt) or [1, 2])
+    monkeypatch.setattr(search_layers, "block_costs", lambda *rest: COSTS)
+    objective_of(load(project / "config.yaml"), "layer_skip", 2, 4, 3)
+    assert encoded == ["a", "b", "c"]
+    for count in (0, 13):
+        with pytest.raises(UserError, match=f"--prompts {count}: must be between 1 and the 12 calibration prompts"):
+            objective_of(load(project / "config.yaml"), "layer_skip", 2, 4, count)
 
 
 def test_the_whole_target_is_no_draft(objective):

@@ -21,7 +21,7 @@ def cells_of(config: StudyConfig, experiment: str) -> list[Cell]:
     return unique(EXPERIMENTS[experiment](config))
 
 
-RECORDS = ("training", "training_curves", "training_ablations")
+RECORDS = ("training", "training_curves", "training_ablations", "training_layerskip")
 """Tables made of what trainings recorded, and of no cells."""
 
 

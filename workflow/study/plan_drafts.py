@@ -149,7 +149,10 @@ class DraftPlan:
             if path is not None and (self.config.trained_here(draft) or (path / RECORD).is_file()):
                 found.append((path / RECORD).as_posix())
         found = list(dict.fromkeys(found))  # two drafts may share one training
-        ablations = self.config.ablations_path()
-        if table == "training_ablations" and ablations.is_file():
-            found.append(ablations.as_posix())
+        beside = {
+            "training_ablations": self.config.ablations_path(),
+            "training_layerskip": self.config.layerskip_path(),
+        }
+        if table in beside and beside[table].is_file():
+            found.append(beside[table].as_posix())
         return found

@@ -21,6 +21,7 @@ from pathlib import Path
 import yaml
 
 from specdec.drafters import Chain, LayerSkip
+from specdec.drafters.layer_skip import is_exit
 from specdec.errors import UserError
 from specdec.growth import build_rule
 from specdec.measure.alternate import alternate, median
@@ -75,8 +76,13 @@ class BlockCosts:
         return (self.rest + blocks) / self.passes[1]
 
     def price(self, plan: Plan, drafted: int) -> float:
-        """Of a round, in baseline steps."""
-        return Costs(self.step(plan), lambda width: self.passes[width] / self.passes[1]).price(drafted)
+        """Of a round, in baseline steps.  Of an exit's own layers, verification computes one row alone: the others have
+        been through them."""
+        whole = Costs(self.step(plan), lambda width: self.passes[width] / self.passes[1]).price(drafted)
+        if not is_exit(plan):
+            return whole
+        again = len(plan) * (self.attention + self.mlp) / self.passes[1]
+        return whole - again * (self.passes[drafted + 1] / self.passes[1] - 1)
 
 
 def block_costs(target: Transformer, prompt: Sequence[int], k: int) -> BlockCosts:
@@ -169,9 +175,13 @@ def search(
 
 
 def objective_of(config: StudyConfig, draft: str, k: int, tokens: int, prompts: int | None) -> Objective:
-    chosen = calibration_slice(config)[:prompts]
-    if not chosen:
+    every = calibration_slice(config)
+    if not every:
         raise UserError("prompts.calibration_per_category is 0: there is nothing to search on")
+    count = len(every) if prompts is None else prompts
+    if not 1 <= count <= len(every):
+        raise UserError(f"--prompts {count}: must be between 1 and the {len(every)} calibration prompts")
+    chosen = [every[i * len(every) // count] for i in range(count)]  # they stand by category
     bench = Bench.of(config, Cell(config.pair, draft, "fixed", k, dtype=config.run.dtype))
     bench = replace(bench, max_new_tokens=tokens)
     ids = [encode(bench, prompt, []) for prompt in chosen]

@@ -1,7 +1,8 @@
 """Tables of how drafts were trained, from the records that stand beside them.
 
 A record is what `specdec.training` writes with a head: its recipe, text, history and quality on held-out text.  The
-file of ablations is a list of rows that `python -m specdec.training.collect` gathers from small trainings.
+file of ablations is a list of rows that `python -m specdec.training.collect` gathers from small trainings; of a target
+that was trained for its early layers the record alone is kept.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ def record_of(config: StudyConfig, draft: str, root: Path) -> dict | None:
     """What stands beside a draft's head, or None where nothing does."""
     folder = config.head_path(draft)
     path = None if folder is None else root / folder / RECORD
-    if path is None or not path.is_file():
-        return None
+    return None if path is None or not path.is_file() else _read(path)
+
+
+def _read(path: Path) -> dict:
     try:
         return json.loads(path.read_text("utf-8"))
     except json.JSONDecodeError as error:
@@ -137,10 +140,37 @@ def ablations(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
     ]
 
 
+def layerskip(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
+    """One row where the target itself was trained for its early layers; nothing where it was not."""
+    path = root / config.layerskip_path()
+    if not path.is_file():
+        return []
+    record = _read(path)
+    if record.get("method") != "layerskip":
+        raise UserError(f"{path}: its method is {record.get('method')}; a record of layerskip is expected")
+    recipe = record["recipe"]
+    return [
+        {"pair": config.pair, "target": record["target"]["name"], "layers": record["model"]["layers"]}
+        | {name: recipe[name] for name in ("exit", "dropout", "weight")}
+        | {"taught": " ".join(map(str, recipe["taught"])) or None, "held_out": record["text"]["held_out"]}
+        | {name: record[name] for name in ("token_passes", "updates")}
+        | {"hours": record["seconds"] / 3600}
+        | {f"untrained_{name}": record["untrained"][name] for name in SIMULATED}
+        | {name: record["held_out"][name] for name in SIMULATED}
+        | record["moved"]
+        | {"processor": record["hardware"].get("processor"), "commit": record["code"].get("commit")}
+    ]
+
+
 def _show(value: object) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-BUILDERS = {"training": training, "training_curves": curves, "training_ablations": ablations}
+BUILDERS = {
+    "training": training,
+    "training_curves": curves,
+    "training_ablations": ablations,
+    "training_layerskip": layerskip,
+}

@@ -103,6 +103,9 @@ def methods(rows: list[Values], training: Mapping) -> dict | None:
         "later": "unknown" if not later else "above" if all(p["new"] > p["old"] for p in later) else "not_above",
         "passes": passes if len(passes) == 2 else None,
         "equal_passes": len(passes) == 2 and abs(passes[0] - passes[1]) <= 0.05 * passes[1],
+        "compared_small": any(
+            {TRAINED_AHEAD, BESIDE} <= {row["method"] for row in group["rows"]} for group in training["ablations"]
+        ),
     }
 
 
@@ -151,6 +154,7 @@ def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadat
         "different": [name for name in shared[2:] if not same[name]],
         "curves": [curve_values(draft, tables["training_curves"]) for draft in drafts],
         "ablations": ablation_groups(tables["training_ablations"]),
+        "own_target": next(iter(tables["training_layerskip"]), None),
     }
 
 

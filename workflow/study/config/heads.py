@@ -165,6 +165,10 @@ class Heads:
         """Records of small trainings that differ in one setting each."""
         return Path("checkpoints") / self.pair / "ablations.json"
 
+    def layerskip_path(self: StudyConfig) -> Path:
+        """The record of a training of the target itself, whose weights are not kept."""
+        return Path("checkpoints") / self.pair / "layerskip.json"
+
     def has_text(self: StudyConfig, root: Path = Path()) -> bool:
         """Whether text is there, or will be made for a draft that is trained."""
         path = self.text_path()
