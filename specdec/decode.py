@@ -24,6 +24,9 @@ from specdec.verifiers import TargetRows, Verifier, build_verifier
 
 END_OF_TEXT, LENGTH, CONTEXT, STOP_STRING = "end_of_text", "length", "context", "stop_string"
 
+ONE_TEXT = "the batch size is 1, since one text decodes at a time here; run several processes for several texts"
+"""Why there is no batch."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -207,6 +210,8 @@ def _limit(request: Request, target: Transformer) -> tuple[int, str]:
     prompt, context = request.prompt, target.config.max_positions
     if not prompt:
         raise UserError("the prompt is empty: it must have at least one token")
+    if isinstance(prompt[0], Sequence):
+        raise UserError(f"the prompt holds {len(prompt)} texts: {ONE_TEXT}")
     bad = next((token for token in prompt if not 0 <= token < target.vocabulary), None)
     if bad is not None:
         raise UserError(f"the prompt holds id {bad}; the model's ids go from 0 to {target.vocabulary - 1}")

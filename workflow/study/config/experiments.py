@@ -74,8 +74,13 @@ class Sampling(Section):
     draft_temperature: Temperature | None = None
 
 
+ONE_TEXT = "the batch size is 1: the study is about the latency of one text, where decoding is bound by memory"
+
+
 class Run(Section):
     """The machine's side of a run."""
+
+    why_not = {"batch": ONE_TEXT, "batch_size": ONE_TEXT}
 
     dtype: Dtype = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
