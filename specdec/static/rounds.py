@@ -56,9 +56,9 @@ class StaticRounds:
         self._drafted = torch.zeros(k, dtype=torch.long, device=self.device)
         self._given = torch.zeros(2 * k + 2, dtype=torch.float64, device=self.device)
         self._found = torch.zeros(2 * k + 2, dtype=torch.float64, device=self.device)
-        pinned = self.device.type == "cuda"
-        self._outside = torch.zeros(2 * k + 2, dtype=torch.float64, pin_memory=pinned)
-        self._pool = torch.cuda.graph_pool_handle() if pinned else None
+        self.captured = self.device.type == "cuda"
+        self._outside = torch.zeros(2 * k + 2, dtype=torch.float64, pin_memory=self.captured)
+        self._pool = torch.cuda.graph_pool_handle() if self.captured else None
         self._works = {end: (self._ready(self._propose, end), self._ready(self._score, end)) for end in self._windows()}
 
     # -- the host's side -------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class StaticRounds:
     @torch.inference_mode()
     def _ready(self, work: Callable[[int], None], end: int) -> Work:
         """`work` over a window, as what a round calls: on a GPU, a captured graph."""
-        if self.device.type != "cuda" or (work == self._propose and self.draft is None):
+        if not self.captured or (work == self._propose and self.draft is None):
             return lambda: work(end)
         kept = self._text.clone()
         with torch.cuda.device(self.device):

@@ -11,6 +11,7 @@ from workflow.study.config.base import (
     CountOrZero,
     Depth,
     DraftName,
+    Flag,
     Nats,
     Nucleus,
     PairName,
@@ -87,6 +88,7 @@ class Run(Section):
     threads: Annotated[
         int | None, Field(ge=1, le=1024), says("threads is an integer from 1, or null for all cores the job may use")
     ] = None
+    static: Flag = False
     repetitions: Count = 1
     warmup: CountOrZero = 1
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from specdec.errors import UserError
-from specdec.measure.bandwidth import read_bandwidth
+from specdec.measure.bandwidth import bandwidth_of
 from workflow.study import statistics
 from workflow.study.cells import Cell
 from workflow.study.config import StudyConfig
@@ -37,7 +37,7 @@ def peer_rows(config: StudyConfig) -> list[dict]:
     context = max(map(len, prompts.values())) + settings.max_new_tokens + SPARE
     found = list(every_arm(bench, settings.k, context))
     results = run(found, prompts, settings.max_new_tokens)
-    bandwidth = read_bandwidth(config.threads()).bytes_per_s
+    bandwidth = bandwidth_of(bench.target.model.device, config.threads()).bytes_per_s
     return rows_of(results, list(prompts), {name: len(ids) for name, ids in prompts.items()}, bandwidth)
 
 
