@@ -36,9 +36,14 @@ def peer_rows(config: StudyConfig) -> list[dict]:
     prompts = {p.prompt_id: encode(bench, p, []) for p in one_a_category(config)[: settings.prompts]}
     context = max(map(len, prompts.values())) + settings.max_new_tokens + SPARE
     found = list(every_arm(bench, settings.k, context))
-    results = run(found, prompts, settings.max_new_tokens)
-    bandwidth = bandwidth_of(bench.target.model.device, config.threads()).bytes_per_s
-    return rows_of(results, list(prompts), {name: len(ids) for name, ids in prompts.items()}, bandwidth)
+    bandwidths: list[float] = []
+
+    def look() -> None:
+        bandwidths.append(bandwidth_of(bench.target.model.device, config.threads()).bytes_per_s)
+
+    results = run(found, prompts, settings.max_new_tokens, look)
+    lengths = {name: len(ids) for name, ids in prompts.items()}
+    return rows_of(results, list(prompts), lengths, max(bandwidths))
 
 
 def one_a_category(config: StudyConfig) -> list:
@@ -72,9 +77,14 @@ def present(name: str, precision: str, make: Callable[[], Iterable[Arm]]) -> Ite
         yield Arm(name, AR, None, precision, None, failure(error))
 
 
-def run(arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int) -> list[tuple[Arm, dict[str, Timed]]]:
+def run(
+    arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int, look: Callable[[], None] = lambda: None
+) -> list[tuple[Arm, dict[str, Timed]]]:
     """Each prompt through every arm, the arm that begins turning from prompt to prompt; the first prompt once before,
-    to warm up.  An arm that fails is left out from there on, with its mistake as the note."""
+    to warm up.  An arm that fails is left out from there on, with its mistake as the note.
+
+    `look` is called between prompts: what the machine allows moves from minute to minute as well.
+    """
     results: dict[int, dict[str, Timed]] = {index: {} for index, arm in enumerate(arms) if arm.run is not None}
     notes: dict[int, str] = {}
     warmup = next(iter(prompts))
@@ -90,6 +100,7 @@ def run(arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int) -> list
                 continue
             if turn > 0:
                 results[index][name] = made
+        look()
         print(f"peers: prompt {turn} of {len(prompts)}", file=sys.stderr, flush=True)
     return [
         (arm if index not in notes else replace(arm, run=None, note=notes[index]), results.get(index, {}))
