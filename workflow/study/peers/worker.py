@@ -1,8 +1,8 @@
 """One tool in a process of its own.
 
-Tools bring their own threads and libraries, which need not get along with each other's: one that crashes must cost its
-own rows alone, and one that hangs when it is unloaded must not keep the table from ending.  The table's process says
-whose turn it is, so that nothing overlaps; times are taken beside the tool.
+Tools bring their own threads and libraries, as a user of one alone would have them, and one that crashes costs its own
+rows and no other's.  The table's process says whose turn it is, so that nothing overlaps; times are taken beside the
+tool.
 """
 
 from __future__ import annotations
@@ -105,4 +105,3 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(sys.argv[1], sys.stdin.buffer, answers)
-    os._exit(0)  # nothing is left to do, and some libraries hang when they are unloaded
