@@ -83,6 +83,7 @@ def _model(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--device", default="cpu", metavar="D", help="cpu (the default) or cuda")
     group.add_argument("--threads", type=int, metavar="N", help="default: every core this process may use")
+    group.add_argument("--batch-size", type=int, default=1, metavar="N", help="1, and no other: one text at a time")
 
 
 def _draft(command: argparse.ArgumentParser, default: str | None) -> None:
@@ -98,6 +99,8 @@ def _draft(command: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--shape", default="chain", choices=SHAPES, help="how the draft grows (default: chain)")
     group.add_argument("--nodes", type=int, metavar="N", help="the largest tree (default: K for a chain, else 25)")
     group.add_argument("--verifier", metavar="V", help="default: greedy at temperature 0, rejection above")
+    text = "fixed buffers, on a GPU captured as CUDA graphs: the baseline, and chains of fixed depth by a second model"
+    group.add_argument("--static", action="store_true", help=text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

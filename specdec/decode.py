@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from specdec.drafters.base import Budget, Context, Drafter, Nothing, tentative_rows
 from specdec.errors import UserError
 from specdec.measure.clock import Clock, clock_for
+from specdec.models.kvcache import KVCache
 from specdec.models.transformer import Output, Transformer
 from specdec.records import GenerationRecord, RoundRecord
 from specdec.sampling import GREEDY, RandomStream, Sampling, Stream
@@ -22,6 +23,9 @@ from specdec.tree import Draft
 from specdec.verifiers import TargetRows, Verifier, build_verifier
 
 END_OF_TEXT, LENGTH, CONTEXT, STOP_STRING = "end_of_text", "length", "context", "stop_string"
+
+ONE_TEXT = "the batch size is 1, since one text decodes at a time here; run several processes for several texts"
+"""Why there is no batch."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,66 @@ class Request:
 
 
 class Generation:
-    """One generation: iterate over its rounds as they happen; `record` grows with them."""
+    """One generation: iterate over its rounds as they happen; `record` grows with them.
+
+    Subclasses say how the prompt is read and how a round runs.
+    """
+
+    cache: KVCache
+    """The target's."""
+
+    def __init__(self, target: Transformer, request: Request, k: int, clock: Clock):
+        self._target, self._request, self._k, self._clock = target, request, k, clock
+        self.record = GenerationRecord(prompt_tokens=len(request.prompt))
+        self.limit, self._limit_reason = _limit(request, target)
+        self._emitted: list[int] = []
+        self.draft, self.verdict = Draft(), None
+        """The last round's, to look at."""
+
+    def run(self) -> GenerationRecord:
+        """All rounds, without looking at them."""
+        for _ in self:
+            pass
+        return self.record
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        self._prefill()
+        while True:
+            record = self._round()
+            self.record.rounds.append(record)
+            yield record
+            if record.stop_reason:
+                return
+
+    def _prefill(self) -> None:
+        raise NotImplementedError
+
+    def _round(self) -> RoundRecord:
+        raise NotImplementedError
+
+    @property
+    def _root(self) -> int:
+        return self._emitted[-1] if self._emitted else self._request.prompt[-1]
+
+    def _cut(self, draft: Draft, verdict) -> tuple[list[int], str, str | None]:
+        """What the round adds to the text, where its last token came from, and why the text ends, if it does."""
+        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
+        keep, reason = len(tokens), None
+        for i, token in enumerate(tokens):
+            if token in self._request.eos_ids:
+                keep, reason = i + 1, END_OF_TEXT
+                break
+        if self._request.stop is not None:
+            at = self._request.stop([*self._emitted, *tokens[:keep]])
+            if at is not None:
+                keep, reason = max(1, at - len(self._emitted)), STOP_STRING
+        if reason is None and len(self._emitted) + keep >= self.limit:
+            reason = self._limit_reason
+        return tokens[:keep], verdict.source if keep == len(tokens) else "cut", reason
+
+
+class Eager(Generation):
+    """Any drafter, any verifier: every move is a call, and the host decides between them."""
 
     def __init__(
         self,
@@ -57,32 +120,12 @@ class Generation:
     ):
         if nodes is not None and nodes < 1:
             raise UserError(f"nodes = {nodes}: must be an integer of 1 or more")
-        self._target, self._drafter, self._verifier = target, drafter, verifier
-        self._request, self._k, self._nodes, self._clock = request, k, nodes, clock
-        self.record = GenerationRecord(prompt_tokens=len(request.prompt))
-        self.limit, self._limit_reason = _limit(request, target)
+        super().__init__(target, request, k, clock)
+        self._drafter, self._verifier, self._nodes = drafter, verifier, nodes
         verifier.check_sampling(request.sampling)
         self._rows = tentative_rows(drafter, k, k if nodes is None else nodes)
         self.cache = target.new_cache(len(request.prompt) + self.limit + self._rows)
-        self._emitted: list[int] = []
-        self.draft, self.verdict = Draft(), None
-        """The last round's, to look at."""
-
-    def run(self) -> GenerationRecord:
-        """All rounds, without looking at them."""
-        for _ in self:
-            pass
-        return self.record
-
-    def __iter__(self) -> Iterator[RoundRecord]:
-        self._prefill()
-        verify_stream = self._request.open_stream("verify")
-        while True:
-            record = self._round(verify_stream)
-            self.record.rounds.append(record)
-            yield record
-            if record.stop_reason:
-                return
+        self._stream = request.open_stream("verify")
 
     def _prefill(self) -> None:
         request, clock = self._request, self._clock
@@ -107,9 +150,8 @@ class Generation:
         self.record.prefill_target_s = clock.between(first, second)
         self.record.prefill_draft_s = clock.between(second, third)
 
-    def _round(self, stream: Stream) -> RoundRecord:
+    def _round(self) -> RoundRecord:
         clock, base = self._clock, self.cache.length
-        root = self._emitted[-1] if self._emitted else self._request.prompt[-1]
         remaining = self.limit - len(self._emitted)
         begin, first = clock.now(), clock.mark()
         # One token follows whatever is accepted, so that nothing deeper than the remaining ones but one can stay.
@@ -118,9 +160,9 @@ class Generation:
         draft = self._drafter.propose(budget) if depth > 0 else Draft(stopped="depth")
         self._check(draft, budget)
         second = clock.mark()
-        scored = self._score(root, draft, base)
+        scored = self._score(self._root, draft, base)
         third = clock.mark()
-        verdict = self._verifier.verify(draft, TargetRows(scored.logits, self._request.sampling), stream)
+        verdict = self._verifier.verify(draft, TargetRows(scored.logits, self._request.sampling), self._stream)
         self.draft, self.verdict = draft, verdict
         tokens, source, reason = self._cut(draft, verdict)
         rows = [0, *(node + 1 for node in verdict.path)][: len(tokens)]
@@ -162,28 +204,14 @@ class Generation:
             )
         self._verifier.check_draft(draft)
 
-    def _cut(self, draft: Draft, verdict) -> tuple[list[int], str, str | None]:
-        """What the round adds to the text, where its last token came from, and why the text ends, if it does."""
-        tokens = [*(draft.tokens[node] for node in verdict.path), verdict.next_token]
-        keep, reason = len(tokens), None
-        for i, token in enumerate(tokens):
-            if token in self._request.eos_ids:
-                keep, reason = i + 1, END_OF_TEXT
-                break
-        if self._request.stop is not None:
-            at = self._request.stop([*self._emitted, *tokens[:keep]])
-            if at is not None:
-                keep, reason = max(1, at - len(self._emitted)), STOP_STRING
-        if reason is None and len(self._emitted) + keep >= self.limit:
-            reason = self._limit_reason
-        return tokens[:keep], verdict.source if keep == len(tokens) else "cut", reason
-
 
 def _limit(request: Request, target: Transformer) -> tuple[int, str]:
     """How many tokens may be emitted, and the reason when that many have been."""
     prompt, context = request.prompt, target.config.max_positions
     if not prompt:
         raise UserError("the prompt is empty: it must have at least one token")
+    if isinstance(prompt[0], Sequence):
+        raise UserError(f"the prompt holds {len(prompt)} texts: {ONE_TEXT}")
     bad = next((token for token in prompt if not 0 <= token < target.vocabulary), None)
     if bad is not None:
         raise UserError(f"the prompt holds id {bad}; the model's ids go from 0 to {target.vocabulary - 1}")
@@ -214,7 +242,7 @@ def speculative(
     result for one `RoundRecord` a round, or call `run()`.
     """
     chosen = verifier or build_verifier("greedy" if request.sampling.greedy else "rejection")
-    return Generation(target, drafter, chosen, request, k, clock or clock_for(target.device), nodes)
+    return Eager(target, drafter, chosen, request, k, clock or clock_for(target.device), nodes)
 
 
 def autoregressive(target: Transformer, request: Request, *, clock: Clock | None = None) -> Generation:

@@ -120,6 +120,8 @@ SCHEMA = pa.schema(
         pa.field("verifier", pa.string(), nullable=False),
         pa.field("dtype", pa.string(), nullable=False),
         pa.field("prompt_set", pa.string(), nullable=False),
+        # over fixed buffers, on a GPU captured (`specdec.static`)
+        pa.field("static", pa.bool_(), nullable=False),
         # the row
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("category", pa.string(), nullable=False),

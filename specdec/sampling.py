@@ -11,6 +11,7 @@ shifts the target's draws.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -65,8 +66,26 @@ def largest(logits: Tensor) -> Tensor:
     return (logits if logits.dtype == torch.float64 else logits.float()).argmax(-1)
 
 
-def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [..., V] to probabilities [..., V], float64 for float64 logits, else float32; the input is not changed."""
+def descending(p: Tensor, mass: float) -> Tensor:
+    """Probabilities in descending order, all of them, so that the host need not look."""
+    return p.sort(dim=-1, descending=True).values
+
+
+def leading(p: Tensor, mass: float, few: int = 1024) -> Tensor:
+    """The largest probabilities in descending order, enough of them to hold `mass`: sorting a whole vocabulary takes
+    longer than the target's pass."""
+    if few < p.shape[-1]:
+        top = p.topk(few, dim=-1).values
+        if bool((top.sum(-1) > mass + 1e-3).all()):
+            return top
+    return descending(p, mass)
+
+
+def warp(logits: Tensor, sampling: Sampling, order: Callable[[Tensor, float], Tensor] = leading) -> Tensor:
+    """Logits [..., V] to probabilities [..., V], float64 for float64 logits, else float32; the input is not changed.
+
+    `order` sorts probabilities for top-p, as far as the mass asked for.
+    """
     z = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.greedy:
         return torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
@@ -77,7 +96,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         z = z.masked_fill(~_largest_few(z, edge[..., -1:], sampling.top_k), -torch.inf)
     p = z.softmax(-1)
     if sampling.top_p is not None and sampling.top_p < 1:
-        ordered = _descending(p, sampling.top_p)
+        ordered = order(p, sampling.top_p)
         # A token stays while the mass before it is below top_p, so that at least one does.
         count = (ordered.cumsum(-1) - ordered < sampling.top_p).sum(-1, keepdim=True)
         p = p.masked_fill(~_largest_few(p, ordered.gather(-1, count - 1), count), 0.0)
@@ -85,20 +104,20 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     return p
 
 
-def _descending(p: Tensor, mass: float, few: int = 1024) -> Tensor:
-    """The largest probabilities in descending order, enough of them to hold `mass`: sorting a whole vocabulary takes
-    longer than the target's pass."""
-    if few < p.shape[-1]:
-        top = p.topk(few, dim=-1).values
-        if bool((top.sum(-1) > mass + 1e-3).all()):
-            return top
-    return p.sort(dim=-1, descending=True).values
-
-
 def _largest_few(values: Tensor, edge: Tensor, count: int | Tensor) -> Tensor:
     """Which of `values` [..., V] are the `count` largest, the least of them `edge`; of equal ones the lowest ids."""
     above, level = values > edge, values == edge
     return above | (level & (level.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+
+
+def invert(law: Tensor, point: Tensor | float) -> Tensor:
+    """The token [1] at `point`, from 0 to below 1, of the cumulative sum of law [V], which is taken in double
+    precision."""
+    cumulative = law.double().cumsum(0)
+    total = cumulative[-1:]
+    index = torch.searchsorted(cumulative, point * total, right=True)
+    # where the product rounded up to the total: the last token that has any mass
+    return torch.minimum(index, torch.searchsorted(cumulative, total))
 
 
 class Stream(Protocol):
@@ -116,14 +135,13 @@ class RandomStream:
         digest = hashlib.sha256(f"{seed}\0{prompt_id}\0{purpose}".encode()).digest()
         self._generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
+    def uniform(self) -> float:
+        """The next number, from 0 to below 1: what either operation takes."""
+        return self._generator.random()
+
     def accept(self, probability: float) -> bool:
-        return self._generator.random() < probability
+        return self.uniform() < probability
 
     def draw(self, law: Tensor) -> int:
-        """A token from law [V] by inverting its cumulative sum, taken in double precision."""
-        cumulative = law.double().cumsum(0)
-        point = self._generator.random() * cumulative[-1]
-        index = int(torch.searchsorted(cumulative, point, right=True))
-        if index == len(law):  # the product rounded up to the total: the last token that has any mass
-            index = int(torch.searchsorted(cumulative, cumulative[-1]))
-        return index
+        """A token from law [V] by inverting its cumulative sum."""
+        return int(invert(law, self.uniform()))

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specdec.commands.setting import drafter_factory, load_target, rounds_of
-from specdec.decode import Request, autoregressive, speculative
+from specdec.commands.setting import drafter_factory, load_target, rounds_of, static_decoder
+from specdec.decode import Generation, Request, speculative
 from specdec.errors import UserError
 from specdec.models import LoadedModel
 from specdec.models.catalogue import locate
@@ -47,16 +47,25 @@ def bench(flags: argparse.Namespace) -> int:
     if flags.max_new_tokens < 2:
         raise UserError(f"--max-new-tokens {flags.max_new_tokens}: must be 2 or more")
     target = load_target(flags)
-    names = flags.draft or ["ngram", "layer_skip:4"]
-    arms: dict[str, Callable] = {BASELINE: lambda ids: _ours(target, ids, flags, None)}
-    for name in names:
+    prompts = [target.tokenizer.chat([{"role": "user", "content": text}]) for text in PROMPTS[: flags.prompts]]
+    names = flags.draft or ([] if flags.static else ["ngram", "layer_skip:4"])
+    longest = min(max(map(len, prompts)) + flags.max_new_tokens, target.model.config.max_positions)
+    arms: dict[str, Callable] = {}
+    for name in ["none", *names]:
         make = drafter_factory(flags, target, name)
-        arms[f"{name} K={flags.k}"] = lambda ids, make=make: _ours(target, ids, flags, make)
+        shown = BASELINE if name == "none" else f"{name} K={flags.k}"
+        if flags.static:
+            decoder = static_decoder(flags, target, name, make(), longest)
+            arms[shown] = lambda ids, decoder=decoder: _ours(decoder.generation(Request(ids, flags.max_new_tokens)))
+        else:
+            rounds = rounds_of(flags, name != "none")
+            arms[shown] = lambda ids, make=make, rounds=rounds: _ours(
+                speculative(target.model, make(), Request(ids, flags.max_new_tokens), **rounds)
+            )
     if not flags.no_transformers:
         reference = _transformers(flags)
         arms[TRANSFORMERS] = lambda ids: _generate(reference, ids, flags)
     results: dict[str, list[dict]] = {name: [] for name in arms}
-    prompts = [target.tokenizer.chat([{"role": "user", "content": text}]) for text in PROMPTS[: flags.prompts]]
     with Progress(transient=True) as progress:
         task = progress.add_task("decoding", total=(len(prompts) + 1) * len(arms))
         for i, ids in enumerate([prompts[0], *prompts]):
@@ -69,12 +78,8 @@ def bench(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _ours(target: LoadedModel, ids: list[int], flags: argparse.Namespace, make: Callable | None) -> dict:
-    request = Request(ids, flags.max_new_tokens)
-    if make is None:
-        record = autoregressive(target.model, request).run()
-    else:
-        record = speculative(target.model, make(), request, **rounds_of(flags, True)).run()
+def _ours(generation: Generation) -> dict:
+    record = generation.run()
     rounds = record.rounds
     drafted = sum(r.drafted for r in rounds)
     return {
@@ -135,7 +140,8 @@ def _print(results: dict[str, list[dict]], flags: argparse.Namespace, target: Lo
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
-    console.print(f"{target.origin}, {flags.dtype}, {torch.get_num_threads()} threads, greedy, batch 1; medians")
+    way = "static, " if flags.static else ""
+    console.print(f"{target.origin}, {way}{flags.dtype}, {torch.get_num_threads()} threads, greedy, batch 1; medians")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("arm", "tokens/s", "ratio", "range", "tokens/round", "accepted", "time %"):
         table.add_column(header, justify="left" if header == "arm" else "right", no_wrap=True)

@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from specdec.commands.setting import drafter_factory, load_target, rounds_of
+from specdec.commands.setting import drafter_factory, load_target, rounds_of, static_decoder
 from specdec.commands.tree_text import tree_text
 from specdec.decode import Request, speculative
 from specdec.drafters.base import Nothing
@@ -68,7 +68,11 @@ def generate(flags: argparse.Namespace) -> int:
         stop=stop,
     )
     drafting = not isinstance(drafter, Nothing)
-    generation = speculative(target.model, drafter, request, **rounds_of(flags, drafting))
+    if flags.static:
+        capacity = min(len(request.prompt) + flags.max_new_tokens, target.model.config.max_positions)
+        generation = static_decoder(flags, target, flags.draft, drafter, capacity, sampling).generation(request)
+    else:
+        generation = speculative(target.model, drafter, request, **rounds_of(flags, drafting))
     console = Console(highlight=False)
     printer = Printer(tokenizer, console, stop)
     for record in generation:

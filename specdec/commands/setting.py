@@ -9,13 +9,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.drafters import Eagle, build_drafter, check_k, check_nodes
+from specdec.decode import ONE_TEXT
+from specdec.drafters import KINDS, Eagle, build_drafter, check_k, check_nodes
 from specdec.drafters.base import Drafter, Nothing
 from specdec.errors import UserError
 from specdec.models import LoadedModel, load_model
 from specdec.models.catalogue import locate
 from specdec.models.loading import read_head_ids
 from specdec.models.tokenizer import check_shared
+from specdec.sampling import GREEDY, Sampling
+from specdec.static import StaticDecoder, check_static
 from specdec.verifiers import build_verifier
 
 TREE_NODES = 25
@@ -24,6 +27,8 @@ TREE_NODES = 25
 
 def load_target(flags: argparse.Namespace) -> LoadedModel:
     """The target, with the thread count in force."""
+    if flags.batch_size != 1:
+        raise UserError(f"--batch-size {flags.batch_size}: {ONE_TEXT}")
     if flags.threads is not None and flags.threads < 1:
         raise UserError(f"--threads {flags.threads}: must be 1 or more")
     torch.set_num_threads(flags.threads or len(os.sched_getaffinity(0)))
@@ -68,6 +73,22 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
 
     make()  # wrong options show now, not at the first prompt
     return make
+
+
+def static_decoder(
+    flags: argparse.Namespace,
+    target: LoadedModel,
+    name: str,
+    drafter: Drafter,
+    capacity: int,
+    sampling: Sampling = GREEDY,
+) -> StaticDecoder:
+    """What `--static` decodes with, for texts of up to `capacity` tokens; refuses what that does not cover."""
+    drafting = not isinstance(drafter, Nothing)
+    if drafting:
+        kind = name.split(":")[0]
+        check_static(kind if kind in KINDS else "language_model", flags.policy, flags.shape, flags.verifier, sampling)
+    return StaticDecoder(target.model, drafter, k=flags.k, capacity=capacity, sampling=sampling)
 
 
 def _cut_head(name: str) -> tuple[str, Tensor | None]:

@@ -31,13 +31,14 @@ class LanguageModel:
         An id that is not shared is never proposed; one that the target emits is fed to the model as id 0.
         """
         self.model = model
-        self._shared = min(model.vocabulary, vocabulary or model.vocabulary)
-        fewer = vocabulary is not None and self._shared < vocabulary
-        self.vocabulary = torch.arange(self._shared, device=model.device) if fewer else None
-        self._columns = self._shared
+        self.shared = min(model.vocabulary, vocabulary or model.vocabulary)
+        fewer = vocabulary is not None and self.shared < vocabulary
+        self.vocabulary = torch.arange(self.shared, device=model.device) if fewer else None
+        self.columns = self.shared
+        """Of the model's logits: those that stand for an id of the target's."""
         if model.head_ids is not None:
-            self.vocabulary = model.head_ids[model.head_ids < self._shared]
-            self._columns = len(self.vocabulary)
+            self.vocabulary = model.head_ids[model.head_ids < self.shared]
+            self.columns = len(self.vocabulary)
 
     @property
     def room(self) -> int:
@@ -54,7 +55,7 @@ class LanguageModel:
             self._pending = [prompt[-1]]
 
     def root(self) -> Tensor:
-        logits = self._catch_up(self._pending).logits[-1:, : self._columns]
+        logits = self._catch_up(self._pending).logits[-1:, : self.columns]
         self._pending = []
         self._fed = []
         return logits
@@ -62,7 +63,7 @@ class LanguageModel:
     def step(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         self._fed += zip(tokens, parents, strict=True)
         where = placement([parent for _, parent in self._fed], len(tokens), self._committed - 1)
-        return self.model.forward(tokens, self._cache, **where).logits[:, : self._columns]
+        return self.model.forward(tokens, self._cache, **where).logits[:, : self.columns]
 
     def rollback(self) -> None:
         self._cache.truncate(self._committed)
@@ -80,8 +81,11 @@ class LanguageModel:
         self._pending += tokens[len(path) :]
         self._fed = []
 
+    def known(self, tokens: Sequence[int]) -> list[int]:
+        """These ids as the model may be fed them."""
+        return [token if token < self.shared else 0 for token in tokens]
+
     def _catch_up(self, tokens: Sequence[int], logits: bool = True) -> Output:
-        known = [token if token < self._shared else 0 for token in tokens]
-        output = self.model.forward(known, self._cache, logits=logits)
+        output = self.model.forward(self.known(tokens), self._cache, logits=logits)
         self._committed += len(tokens)
         return output

@@ -2,7 +2,7 @@
 
 The one idea: all threads stream through their part of a buffer far larger than the caches, in C where there is a
 compiler (`read.c`), and the *fastest* of many passes counts: a limit may only be too high, never too low, or
-something would seem to beat it.
+something would seem to beat it.  On an accelerator its own memory counts, read by a sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from specdec.measure.alternate import alternate
-from specdec.measure.clock import HostClock
+from specdec.measure.clock import HostClock, clock_for
 from specdec.measure.forward_times import seconds
 from specdec.models.native.build import built
 from specdec.models.native.memory import large_pages
@@ -27,6 +27,9 @@ SOURCE = Path(__file__).with_name("read.c")
 
 BUFFER_BYTES = 512 * 2**20
 """Well above any cache that a machine of this kind has."""
+
+DEVICE_BYTES = 2 * 2**30
+"""The same for an accelerator."""
 
 PASSES = 15
 
@@ -71,10 +74,29 @@ def read_bandwidth(threads: int, size: int = BUFFER_BYTES, passes: int = PASSES,
     return Bandwidth(words.nbytes / min(samples), "c")
 
 
-def matmul_peak(dtype: torch.dtype, size: int = 1536, passes: int = 7, clock=None) -> float:
+def device_bandwidth(device: torch.device, size: int = DEVICE_BYTES, passes: int = PASSES) -> Bandwidth:
+    """Of an accelerator's memory, over a buffer of `size` bytes."""
+    words, clock = torch.ones(size // 4, device=device), clock_for(device)
+
+    def read() -> float:
+        first = clock.mark()
+        words.sum()
+        return clock.between(first, clock.mark())
+
+    return Bandwidth(words.nbytes / min(alternate({"sum": read}, passes)["sum"]), "torch")
+
+
+def bandwidth_of(device: torch.device, threads: int) -> Bandwidth:
+    """Of the memory that a model on `device` is read from."""
+    return read_bandwidth(threads) if device.type == "cpu" else device_bandwidth(device)
+
+
+def matmul_peak(
+    dtype: torch.dtype, size: int = 1536, passes: int = 7, clock=None, device: torch.device | str = "cpu"
+) -> float:
     """Operations a second of a large square product, the arithmetic's limit as PyTorch reaches it."""
     generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
-    clock = clock or HostClock()
+    a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    clock = clock or clock_for(a.device)
     samples = alternate({"mm": lambda: seconds(clock, lambda: a @ b)}, passes)["mm"]
     return 2 * size**3 / min(samples)

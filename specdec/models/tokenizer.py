@@ -14,6 +14,9 @@ from pathlib import Path
 
 from specdec.errors import UserError
 
+GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""How Transformers, of today and before, calls the tokenizer that is all in tokenizer.json."""
+
 
 class Tokenizer:
     """A thin wrapper of Transformers' tokenizer that decoding and the study use."""
@@ -27,18 +30,19 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """From a checkpoint's folder or a GGUF file."""
-        from transformers import AutoTokenizer
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
             if path.suffix == ".gguf":
+                from transformers import AutoTokenizer
+
                 from specdec.models.gguf import GGUFFile
 
                 inner = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
                 return cls(inner, GGUFFile(path).eos_ids(), str(path))
-            inner = AutoTokenizer.from_pretrained(path)
+            inner = _class_for(path).from_pretrained(path)
         except UserError:
             raise
         except Exception as error:  # Transformers raises many types for a folder without a usable tokenizer
@@ -74,6 +78,21 @@ class Tokenizer:
 
     def token(self, index: int) -> str:
         return self.inner.convert_ids_to_tokens(index)
+
+
+def _class_for(path: Path):
+    """Transformers' class for a folder's tokenizer.  Where its configuration asks for no more than what tokenizer.json
+    holds, that one class: looking it up through the others takes half a second of every start."""
+    settings = path / "tokenizer_config.json"
+    if settings.is_file() and (path / "tokenizer.json").is_file():
+        named = json.loads(settings.read_text("utf-8"))
+        if named.get("tokenizer_class") in GENERIC and "auto_map" not in named:
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _eos_ids(path: Path, inner) -> list[int]:

@@ -70,6 +70,7 @@ def test_a_stop_string_ends_the_text_before_it(capsys, folder):
         (("generate", "x", "--policy", "entropy", "--threshold", "1"), ("ngram", "policy entropy")),
         (("bench", "--prompts", "0"), ("--prompts 0",)),
         (("bench", "-n", "1"), ("--max-new-tokens 1",)),
+        (("bench", "--batch-size", "4"), ("--batch-size 4: the batch size is 1", "one text decodes at a time")),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(capsys, folder, arguments, words):

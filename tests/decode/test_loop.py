@@ -192,6 +192,7 @@ def test_a_full_context_ends_the_text(make, length):
 @pytest.mark.parametrize(
     "prompt, count, words",
     [
+        ([[3, 4], [5, 6]], 5, "the prompt holds 2 texts: the batch size is 1"),
         ([], 5, "the prompt is empty"),
         ([3, 97], 5, "the prompt holds id 97; the model's ids go from 0 to 96"),
         ([3, -1], 5, "the prompt holds id -1"),

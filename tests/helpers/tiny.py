@@ -111,15 +111,20 @@ def transformer(
     return convert(reference(variant, layers, seed, torch.float32, **changes), dtype)
 
 
+def noisy(variant: str, layers: int = 2, noise: float = 0.1) -> dict[str, Tensor]:
+    """A model's weights with noise on them."""
+    generator = torch.Generator().manual_seed(11)
+    return {
+        name: value + noise * value.std() * torch.randn(value.shape, generator=generator) if value.dim() > 1 else value
+        for name, value in reference(variant, layers).state_dict().items()
+    }
+
+
 @cache
 def cousin(variant: str, layers: int = 2, noise: float = 0.1, dtype: torch.dtype = torch.float64) -> Transformer:
     """The same model with noise on its weights: a draft that is often right and often wrong."""
-    model, generator = reference(variant, layers), torch.Generator().manual_seed(11)
-    weights = {
-        name: value + noise * value.std() * torch.randn(value.shape, generator=generator) if value.dim() > 1 else value
-        for name, value in model.state_dict().items()
-    }
-    return Transformer(ModelConfig.from_dict(model.config.to_dict(), "test"), weights, dtype=dtype)
+    raw = reference(variant, layers).config.to_dict()
+    return Transformer(ModelConfig.from_dict(raw, "test"), noisy(variant, layers, noise), dtype=dtype)
 
 
 @torch.no_grad()

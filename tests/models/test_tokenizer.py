@@ -1,12 +1,13 @@
 """Ids, ends of text and stop strings."""
 
+import json
 import warnings
 
 import pytest
 
 from specdec.decode import STOP_STRING, Request, autoregressive, speculative
 from specdec.errors import UserError
-from specdec.models.tokenizer import StopStrings, Tokenizer, check_shared
+from specdec.models.tokenizer import GENERIC, StopStrings, Tokenizer, _class_for, check_shared
 from tests.helpers import tiny
 from tests.helpers.oracle import Oracle
 
@@ -53,6 +54,23 @@ def test_the_fingerprint_tells_tokenizers_and_templates_apart(tmp_path):
     }
     assert len(prints) == 4
     assert saved(tmp_path / "e").fingerprint == saved(tmp_path / "a").fingerprint
+
+
+def test_a_tokenizer_that_is_all_in_one_file_is_the_one_transformers_looks_up(tmp_path):
+    """The short way at start gives the same class and the same ids; any other class goes the long way."""
+    from transformers import AutoTokenizer
+
+    ours, theirs = saved(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert type(ours.inner) is type(theirs) and ours.inner.get_vocab() == theirs.get_vocab()
+    assert ours.inner.chat_template == theirs.chat_template and ours.inner.eos_token == theirs.eos_token
+    text = "the quick brown fox <|im_end|> STOP"
+    assert ours.encode(text) == theirs.encode(text)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
+    assert settings["tokenizer_class"] in GENERIC
+    assert _class_for(tmp_path) is type(theirs)
+    settings["tokenizer_class"] = "Qwen2Tokenizer"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    assert _class_for(tmp_path) is AutoTokenizer
 
 
 # -- ends of text -----------------------------------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def row_of(config, cell, prompt, arm, rng, warmup=False, slow=1.0, accepted=None
     return {
         **cell.columns(),
         **record.columns(),
+        "static": False,
         "prompt_id": prompt.prompt_id,
         "category": prompt.category,
         "turn": 1,

@@ -72,6 +72,7 @@ def test_spellings_of_a_number_are_one(changed):
         ("study", "fulll", '"full"'),
         ("study", True, "study is true"),
         ("grammar", "x", "grammar: unknown key"),
+        ("run/batch_size", 4, "run.batch_size: unknown key (the batch size is 1: the study is about"),
         ("sampling/repetition_penalty", 1.1, "sampling.repetition_penalty: unknown key"),
         ("sampling/top_kk", 5, 'did you mean "top_k"?'),
         ("sampling/top_k", 0, "top_k is an integer from 1"),

@@ -94,8 +94,8 @@ def test_random_weight_rows_are_marked(small, monkeypatch):
 
 
 def test_profile_tables_of_both_arms(small, monkeypatch):
-    monkeypatch.setattr(profiling, "read_bandwidth", lambda threads: profiling.Limits(1e10, 0))
-    monkeypatch.setattr(profiling, "matmul_peak", lambda dtype: 1e11)
+    monkeypatch.setattr(profiling, "bandwidth_of", lambda device, threads: profiling.Limits(1e10, 0))
+    monkeypatch.setattr(profiling, "matmul_peak", lambda dtype, size, device: 1e11)
     tables = profiling.profile_tables(small)
     for name, rows in tables.items():
         columns.to_arrow(name, rows)

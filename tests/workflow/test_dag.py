@@ -15,8 +15,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from tests.helpers import measured_tables
 from tests.workflow import synthetic
 from tests.workflow.conftest import ROOT
+from workflow.study import readme
 from workflow.study.config import load
 from workflow.study.experiments import TABLES, all_cells, cells_for_table, cells_of
 from workflow.study.measure_columns import ALWAYS, ON_REQUEST
@@ -337,3 +339,18 @@ def test_every_stage_finds_its_code():
     for patterns in Plan.__init__.__globals__["CODE"].values():
         for pattern in patterns:
             assert any(ROOT.glob(pattern)), pattern
+
+
+def test_the_readme_rule_writes_the_table_between_the_markers(finished):
+    """From a table of peers that is there: stand-ins, one tool of which is absent."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    (finished / "README.md").write_text(text, "utf-8")
+    measured_tables.write(finished / "results/tables", {"peers": measured_tables.peer_rows()})
+    snakemake(finished, "--touch", "--cores", "1", "results/tables/peers.csv")
+    snakemake(finished, "--cores", "1", "readme")
+    written = (finished / "README.md").read_text("utf-8")
+    assert "| llama.cpp | one token a pass | bfloat16 | 90.0 |" in written
+    assert "| OpenVINO GenAI | one token a pass | float16 | absent | | |" in written
+    assert "| *the limit of memory* |" in written
+    assert written.split(readme.BEGIN)[0] == text.split(readme.BEGIN)[0]
+    assert written.split(readme.END)[1] == text.split(readme.END)[1]

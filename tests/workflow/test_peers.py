@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 
 import pytest
@@ -14,7 +15,8 @@ from tests.workflow.conftest import ROOT, put
 from workflow.study import columns, peers, readme
 from workflow.study.cells import Cell
 from workflow.study.config import load_mapping
-from workflow.study.peers import gguf_files, hugging_face, ours
+from workflow.study.long_context import row_bytes
+from workflow.study.peers import base, gguf_files, hugging_face, ours, worker
 from workflow.study.peers.base import Arm, Timed, arrivals
 from workflow.study.run_cell import Bench
 
@@ -88,9 +90,9 @@ def test_a_tool_that_is_not_installed_is_one_row():
         yield
 
     for make, note in ((absent, "missing: not installed"), (unready, "missing: model x")):
-        (row,) = peers.present("tool", "bfloat16", make)
+        (row,) = base.present("tool", "bfloat16", make)
         assert row.run is None and row.note.startswith(note)
-    assert (ROOT / peers.REQUIREMENTS).is_file()
+    assert (ROOT / base.REQUIREMENTS).is_file()
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +110,15 @@ def small(tmp_path_factory, raw):
     return load_mapping(data)
 
 
+def setting_of(bench) -> base.Setting:
+    model = bench.target.model
+    return base.Setting(bench.config, 3, 64, model.weight_bytes(), row_bytes(model))
+
+
 def test_our_arms_and_transformers_write_the_same_text(small):
     """In float32, on random models: plain, assisted, prompt lookup; the same number of tokens, endless."""
     bench = Bench.of(small, Cell("qwen3", "none", "ar", 0, dtype="float32"))
-    arms = [*ours.arms(bench, 3), *hugging_face.arms(bench, 3)]
+    arms = [*ours.arms(bench, 3), *hugging_face.arms(setting_of(bench))]
     assert {(a.arm, a.mode, a.draft) for a in arms} >= {
         ("specdec", "ar", None),
         ("specdec", "speculative", "small"),
@@ -132,6 +139,71 @@ def test_our_arms_and_transformers_write_the_same_text(small):
         assert len(timed.ids) == 10 and 0 < timed.tokens < 10 and timed.seconds > 0, made
         # an early exit of Transformers' is compared in the study: its exit layer has a cache of its own making
         assert timed.ids == expected or (made.arm, made.mode) == ("transformers", "early_exit"), made
+
+
+TOOL = """
+import os, sys
+from workflow.study.peers.base import AR, SPECULATIVE, Arm, Timed, TokenBytes
+
+NAME, PRECISION = "a tool", "float16"
+
+def arms(setting):
+    print("a tool that talks")
+    yield Arm(NAME, AR, None, PRECISION, lambda ids, tokens: Timed(ids[:1] * tokens, tokens - 1, 0.5),
+              token_bytes=TokenBytes(setting.weight_bytes, setting.row_bytes))
+    yield Arm(NAME, SPECULATIVE, "small", PRECISION, broken)
+    yield Arm(NAME, SPECULATIVE, "gone", PRECISION, None, "missing: nowhere")
+
+def broken(ids, tokens):
+    if len(ids) == 2:
+        raise RuntimeError("no luck\\nat all")
+    os._exit(9)
+"""
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """A tool in a file beside the others', as far as Python can tell."""
+    (tmp_path / "stand_in.py").write_text(TOOL)
+    monkeypatch.setattr(peers, "__path__", [*peers.__path__, str(tmp_path)])
+    # a child looks where this says before it looks at the package's own folder
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import workflow.study.peers as package\npackage.__path__.append({str(tmp_path)!r})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "stand_in"
+
+
+def test_a_tool_runs_in_a_process_of_its_own_and_takes_nothing_with_it(small, tool, capfd):
+    setting = base.Setting(small, 3, 64, 1000, 2)
+    with worker.Worker(tool, setting) as there:
+        plain, broken, gone = there.arms
+        assert plain.run([7, 8], 3) == Timed([7, 7, 7], 2, 0.5) and plain.token_bytes(10) == 1020
+        assert gone.run is None and gone.note == "missing: nowhere"
+        with pytest.raises(base.ToolFailed, match="^failed: RuntimeError: no luck$"):
+            broken.run([1, 2], 3)
+        assert plain.run([5], 2).ids == [5, 5], "one failure is not the end"
+        results = peers.run([arm("specdec", lambda ids, tokens: Timed(list(ids), 2, 1.0)), broken], PROMPTS, 4)
+    assert results[1][0].note == "failed: its process ended (code 9)" and len(results[0][1]) == 3
+    assert there._process.returncode == 9 and "a tool that talks" in capfd.readouterr().err
+
+
+def test_a_tool_that_cannot_even_start_is_one_row(small, tool, tmp_path):
+    (tmp_path / "stand_in.py").write_text(
+        TOOL.replace("a tool that talks", "last words").replace(
+            "    yield Arm(NAME, AR", "    os._exit(3)\n    yield Arm(NAME, AR"
+        )
+    )
+    with worker.Worker(tool, base.Setting(small, 3, 64, 1000, 2)) as there:
+        (row,) = there.arms
+    assert (row.arm, row.precision, row.run) == ("a tool", "float16", None)
+    assert row.note == "failed: its process ended (code 3)"
+
+
+def test_every_tool_has_its_name_and_arms():
+    for name in worker.TOOLS:
+        module = importlib.import_module(f"workflow.study.peers.{name}")
+        assert module.NAME and callable(module.arms) and hasattr(module, "PRECISION")
 
 
 def test_our_arms_know_what_they_read(small):
@@ -199,7 +271,7 @@ def test_the_table_of_the_readme_is_written_between_its_markers(tmp_path):
         "| this project | speculative (`small`) | bfloat16 | 120.0 | 116.4 to 122.4 | 1.50x |",
         "| llama.cpp | one token a pass | q4_1 | 110.0 | 106.7 to 112.2 | 1.38x |",
         "| *the limit of memory* | *one token a pass* | *bfloat16* | *114.3* | | *1.43x* |",
-        "Absent: openvino.",
+        "| OpenVINO GenAI | one token a pass | float16 | absent | | |",
     ):
         assert line in text
     assert "A Processor, Fast, 2 threads" in text and "\n\n\n" not in text.replace(before, "")

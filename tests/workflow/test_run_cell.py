@@ -165,3 +165,28 @@ def test_continuations_of_an_exact_rule_pass_and_of_a_lossy_one_do_not(raw):
     exact, lossy = (compare(counts["plain"], counts[name], 0.3) for name in ("exact", "lossy"))
     assert exact["p_value"] > 1e-3 and exact["power"] > 0.9
     assert lossy["p_value"] < 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_static_cells_hold_the_texts_of_eager_ones_and_say_what_they_are(raw, folder, temperature):
+    """What fixed buffers do not cover is decoded eagerly in both arms."""
+    data = copy.deepcopy(raw)
+    data["run"]["static"] = True
+    static, eager = load_mapping(data), load_mapping(raw)
+    cells = [
+        Cell("qwen3", "none", "ar", 0, temperature=temperature, dtype="float32"),
+        Cell("qwen3", "small", "fixed", 3, temperature=temperature, dtype="float32"),
+        Cell("qwen3", "ngram", "fixed", 3, temperature=temperature, dtype="float32"),
+        Cell("qwen3", "small", "history", 3, temperature=temperature, dtype="float32"),
+    ]
+    for cell in cells:
+        tables = []
+        for name, config in (("static", static), ("eager", eager)):
+            path = folder / name / cell.path
+            run_cell(config, cell, path)
+            tables.append(records.read(path)[0].to_pandas())
+        mine, theirs = tables
+        covered = cell.draft in ("none", "small") and cell.policy in ("ar", "fixed")
+        assert set(mine["static"]) == {covered} and not theirs["static"].any()
+        for column in ("output_sha", "rounds", "accepted", "drafted", "source", "stopped"):
+            assert [str(value) for value in mine[column]] == [str(value) for value in theirs[column]], column

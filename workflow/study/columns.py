@@ -201,6 +201,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         **FORM,
         "dtype": _NAME,
         "prompt_set": _NAME,
+        "static": _FLAG,
         **{name: kind for name, kind in DECODE.items() if name not in CELL},
         "rows": _INT,
         "rows_looped": _INT,

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from specdec.errors import UserError, unknown
 from workflow.study.cells import Cell
-from workflow.study.config import NgramDraft, StudyConfig
+from workflow.study.config import LanguageModelDraft, NgramDraft, StudyConfig
 from workflow.study.config.experiments import THRESHOLD_RULES
 from workflow.study.config.trees import CHAIN, CoarseFineShape, SampledShape
 
@@ -116,6 +116,14 @@ def check(config: StudyConfig, cell: Cell) -> Cell:
         allowed = ", ".join(sorted(rule.laws))
         _refuse(cell, f"verifier {cell.verifier} is not exact for proposals drawn {min(wrong)}; allowed: {allowed}")
     return cell
+
+
+def static(config: StudyConfig, cell: Cell) -> bool:
+    """Whether the cell decodes over fixed buffers: where the configuration asks for it and they cover the cell."""
+    if not config.run.static or cell.policy == "ar":
+        return config.run.static
+    plain = (cell.shape, cell.policy, cell.verifier) == (CHAIN, "fixed", cell.usual_verifier)
+    return plain and isinstance(config.draft(cell.draft), LanguageModelDraft)
 
 
 def _refuse(cell: Cell, reason: str) -> NoReturn:

@@ -24,7 +24,7 @@ KEY = ["prompt_id", "turn", "repetition"]
 BASELINE, SPECULATIVE = "ar", "speculative"
 MACHINE = ("hardware_id", "environment_id")
 SAME_EVERYWHERE = (*MACHINE, "model_id")
-SAME_SETTINGS = ("dtype", "top_k", "top_p", "max_new_tokens", "ignore_eos")
+SAME_SETTINGS = ("dtype", "top_k", "top_p", "max_new_tokens", "ignore_eos", "static")
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def details(cell: Measured) -> dict:
     waits = latencies(rows) if known else []
     tokens, decode = rows["tokens"].sum(), rows["decode_s"].sum()
     return {
+        "static": bool(cell.speculative["static"].iloc[0]),
         "rows": len(cell.speculative),
         "rows_looped": int(cell.looped.sum()),
         "rows_unequal": int((cell.unequal & ~cell.looped).sum()),

@@ -51,7 +51,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
 
 CODE = {
     "decode": (
-        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "models", "verifiers")),
+        *(f"specdec/{room}/**/*" for room in ("drafters", "growth", "models", "static", "verifiers")),
         *(f"specdec/measure/{name}.py" for name in ("audit", "clock", "fingerprint")),
         "specdec/*.py",
         "workflow/study/run_*.py",
@@ -208,7 +208,7 @@ class Plan(DraftPlan, MeasurePlan):
             "chat": pair.chat.model_dump(exclude_none=True),
             "prompts": self.prompts if cell.prompt_set == PROJECT else self.own_prompts_values(),
             "max_new_tokens": config.size.max_new_tokens,
-            "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup")},
+            "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup", "static")},
         }
         values |= self.weights_in_force(cell.draft)
         if cell.shape in config.shapes:

@@ -70,7 +70,7 @@ class MeasurePlan:
             "drafts": {name: draft.model_dump() for name, draft in pair.drafts.items()},
             "there": {name: config.missing(name) is None for name in pair.drafts},
             "weights": {name: self.weights_in_force(name) for name in pair.drafts},
-            "run": {name: getattr(config.run, name) for name in ("dtype", "device", "threads")},
+            "run": {name: getattr(config.run, name) for name in ("dtype", "device", "threads", "static")},
             "settings": getattr(config.experiments, experiment).model_dump(),
         }
         if experiment in ("peers", "profile"):

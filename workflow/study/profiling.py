@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from specdec.measure.alternate import Median, alternate, median
-from specdec.measure.bandwidth import matmul_peak, read_bandwidth
+from specdec.measure.bandwidth import bandwidth_of, matmul_peak
 from specdec.measure.clock import clock_for
 from specdec.measure.forward_times import filled_cache, fitting, target_call
 from specdec.measure.phases import PYTHON, Profiled, profiled
@@ -128,7 +128,10 @@ def pass_work(model: Transformer, width: int, context: int) -> tuple[int, int]:
 def roofline_rows(config: StudyConfig, model: Transformer) -> list[dict]:
     """The two limits, then a pass of each width against them."""
     settings, threads = config.experiments.profile, config.threads()
-    limits = Limits(read_bandwidth(threads).bytes_per_s, matmul_peak(dtype_of(config.run.dtype)))
+    bandwidth = bandwidth_of(model.device, threads).bytes_per_s
+    # a GPU's units are full from wider products on
+    size = 1536 if model.device.type == "cpu" else 8192
+    limits = Limits(bandwidth, matmul_peak(dtype_of(config.run.dtype), size, device=model.device))
     context = next(iter(fitting(model, [settings.context], max(settings.widths))), 0)
     cache, clock = filled_cache(model, context, max(settings.widths)), clock_for(model.device)
     calls = {width: target_call(model, cache, context, width, clock) for width in settings.widths}

@@ -33,12 +33,10 @@ def block(rows: list[dict], machine: Mapping, templates: Path) -> str:
     )
     own = next((row for row in rows if row["arm"] == "specdec" and row["mode"] == "ar"), None)
     used = own and own["bandwidth_utilisation"]
-    ran = {row["arm"] for row in rows if row["tokens_per_s"] is not None}
     text = environment.get_template(TEMPLATE).render(
         rows=rows,
         own=own,
         limit=own["tokens_per_s"] / used if used else None,
-        absent=[arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm not in ran],
         **machine,
     )
     return text.strip() + "\n"

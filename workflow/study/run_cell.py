@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,6 +28,8 @@ from specdec.models.loading import read_head_ids
 from specdec.models.selftest import width_invariant
 from specdec.models.tokenizer import check_shared
 from specdec.sampling import Sampling
+from specdec.static import StaticDecoder, StaticGeneration
+from specdec.static.rounds import WINDOW
 from specdec.verifiers import Verifier, build_verifier
 from workflow.study import legal
 from workflow.study.calibration import Calibration
@@ -51,6 +53,8 @@ class Bench:
     sampling: Sampling
     max_new_tokens: int
     calibration: Calibration | None = None
+    _decoders: dict[tuple[int, Sampling], StaticDecoder] = field(default_factory=dict, compare=False)
+    """Of static cells, by K and sampling; made anew for a text longer than what there is room for."""
 
     @classmethod
     def of(
@@ -88,6 +92,9 @@ class Bench:
         return build_drafter(spec, model, k=cell.k, draft=self.draft, tokenizer=tokenizer, **options)
 
     def generation(self, arm: str, ids: Sequence[int], prompt_id: str, clock: Clock | None = None) -> Generation:
+        if legal.static(self.config, self.cell):
+            drafter, k = (Nothing(), 0) if arm == "ar" else (self.drafter(), self.cell.k)
+            return self._static(drafter, k, self._request(ids, prompt_id), clock)
         if arm == "ar":
             return self.generation_with(None, 0, ids, prompt_id, clock=clock)
         return self.generation_with(self.drafter(), self.cell.k, ids, prompt_id, nodes=self.nodes, clock=clock)
@@ -109,28 +116,43 @@ class Bench:
         clock: Clock | None = None,
     ) -> Generation:
         """A generation about to start; without a drafter, the baseline's.  The verifier is the cell's unless given."""
-        cell, tokenizer = self.cell, self.target.tokenizer
-        request = Request(
+        request = self._request(ids, prompt_id)
+        if drafter is None:
+            return autoregressive(self.target.model, request, clock=clock)
+        verifier = verifier or build_verifier(self.cell.verifier)
+        return speculative(self.target.model, drafter, request, k=k, nodes=nodes, verifier=verifier, clock=clock)
+
+    def _request(self, ids: Sequence[int], prompt_id: str) -> Request:
+        cell, ends = self.cell, self.target.tokenizer.eos_ids
+        return Request(
             prompt=ids,
             max_new_tokens=self.max_new_tokens,
             sampling=self.sampling,
             seed=cell.seed,
             prompt_id=prompt_id,
-            eos_ids=frozenset() if cell.ignore_eos else frozenset(tokenizer.eos_ids),
+            eos_ids=frozenset() if cell.ignore_eos else frozenset(ends),
         )
-        if drafter is None:
-            return autoregressive(self.target.model, request, clock=clock)
-        verifier = verifier or build_verifier(cell.verifier)
-        return speculative(self.target.model, drafter, request, k=k, nodes=nodes, verifier=verifier, clock=clock)
 
     def endless(self, drafter: Drafter | None, ids: Sequence[int], tokens: int) -> Generation:
         """A greedy generation of exactly so many tokens: the end of text is a token like any other."""
         request = Request(prompt=ids, max_new_tokens=tokens)
+        if legal.static(self.config, self.cell):
+            return self._static(drafter or Nothing(), 0 if drafter is None else self.cell.k, request, None)
         return (
             autoregressive(self.target.model, request)
             if drafter is None
             else speculative(self.target.model, drafter, request, k=self.cell.k)
         )
+
+    def _static(self, drafter: Drafter, k: int, request: Request, clock: Clock | None) -> StaticGeneration:
+        model = self.target.model
+        needed = min(len(request.prompt) + request.max_new_tokens, model.config.max_positions)
+        made = self._decoders.get((k, request.sampling))
+        if made is None or made.capacity < needed:
+            capacity = min(-(-needed // WINDOW) * WINDOW, model.config.max_positions)
+            made = StaticDecoder(model, drafter, k=k, capacity=capacity, sampling=request.sampling)
+            self._decoders[k, request.sampling] = made
+        return made.generation(request, clock)
 
     @property
     def draft_bytes(self) -> int:
@@ -218,6 +240,7 @@ def _row(bench: Bench, prompt: Prompt, turn: int, repetition: int, arm: str, ids
     row = {
         **cell.columns(),
         **record.columns(),
+        "static": isinstance(generation, StaticGeneration),
         "prompt_id": prompt.prompt_id,
         "category": prompt.category,
         "turn": turn,

@@ -11,6 +11,7 @@ from workflow.study.config.base import (
     CountOrZero,
     Depth,
     DraftName,
+    Flag,
     Nats,
     Nucleus,
     PairName,
@@ -74,14 +75,20 @@ class Sampling(Section):
     draft_temperature: Temperature | None = None
 
 
+ONE_TEXT = "the batch size is 1: the study is about the latency of one text, where decoding is bound by memory"
+
+
 class Run(Section):
     """The machine's side of a run."""
+
+    why_not = {"batch": ONE_TEXT, "batch_size": ONE_TEXT}
 
     dtype: Dtype = "bfloat16"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: Annotated[
         int | None, Field(ge=1, le=1024), says("threads is an integer from 1, or null for all cores the job may use")
     ] = None
+    static: Flag = False
     repetitions: Count = 1
     warmup: CountOrZero = 1
 

@@ -1,32 +1,31 @@
-"""The table `peers`: what a user would pick instead, on the same prompts, by turns in one process.
+"""The table `peers`: what a user would pick instead, on the same prompts, by turns in one run.
 
-One tool a file.  A tool that is not installed, or that fails, is a row that says so; outputs are compared with this
-project's own baseline, token by token.
+One tool a file, and a process of its own (`worker.py`).  A tool that is not installed, or that fails, is a row that
+says so; outputs are compared with this project's own baseline, token by token.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
 
-from specdec.errors import UserError
-from specdec.measure.bandwidth import read_bandwidth
+from specdec.measure.bandwidth import bandwidth_of
 from workflow.study import statistics
 from workflow.study.cells import Cell
 from workflow.study.config import StudyConfig
-from workflow.study.peers import hugging_face, llamacpp, open_vino, ours
-from workflow.study.peers.base import AR, Arm, Timed
+from workflow.study.long_context import row_bytes
+from workflow.study.peers import ours, worker
+from workflow.study.peers.base import Arm, Setting, Timed, ToolFailed, failure
 from workflow.study.prompts import evaluation_slice
 from workflow.study.run_cell import Bench, encode
 
 SPARE = 64
 """Rows of context beyond prompt and answer: drafts, and what a tool rounds up to."""
-
-REQUIREMENTS = "env/requirements-peers.txt"
 
 
 def peer_rows(config: StudyConfig) -> list[dict]:
@@ -35,10 +34,20 @@ def peer_rows(config: StudyConfig) -> list[dict]:
     bench = Bench.of(config, Cell(config.pair, "none", "ar", 0, dtype=config.run.dtype))
     prompts = {p.prompt_id: encode(bench, p, []) for p in one_a_category(config)[: settings.prompts]}
     context = max(map(len, prompts.values())) + settings.max_new_tokens + SPARE
-    found = list(every_arm(bench, settings.k, context))
-    results = run(found, prompts, settings.max_new_tokens)
-    bandwidth = read_bandwidth(config.threads()).bytes_per_s
-    return rows_of(results, list(prompts), {name: len(ids) for name, ids in prompts.items()}, bandwidth)
+    model = bench.target.model
+    setting = Setting(config, settings.k, context, model.weight_bytes(), row_bytes(model))
+    bandwidths: list[float] = []
+
+    def look() -> None:
+        bandwidths.append(bandwidth_of(model.device, config.threads()).bytes_per_s)
+
+    with ExitStack() as tools:
+        found = [*ours.arms(bench, settings.k)]
+        for name in worker.TOOLS:
+            found += tools.enter_context(worker.Worker(name, setting)).arms
+        results = run(found, prompts, settings.max_new_tokens, look)
+    lengths = {name: len(ids) for name, ids in prompts.items()}
+    return rows_of(results, list(prompts), lengths, max(bandwidths))
 
 
 def one_a_category(config: StudyConfig) -> list:
@@ -51,30 +60,14 @@ def one_a_category(config: StudyConfig) -> list:
     return [prompt for _, prompt in sorted(ranked, key=lambda item: item[0])]
 
 
-def every_arm(bench: Bench, k: int, context: int) -> Iterator[Arm]:
-    yield from ours.arms(bench, k)
-    precision = bench.config.run.dtype
-    yield from present(hugging_face.NAME, precision, lambda: hugging_face.arms(bench, k))
-    yield from present(llamacpp.NAME, llamacpp.PRECISION, lambda: llamacpp.arms(bench, k, context))
-    yield from present(open_vino.NAME, open_vino.PRECISION, lambda: open_vino.arms(bench, k))
-
-
-def present(name: str, precision: str, make: Callable[[], Iterable[Arm]]) -> Iterator[Arm]:
-    """The arms of a tool, or one row that says why there are none."""
-    try:
-        yield from make()
-    except ImportError:
-        yield Arm(name, AR, None, precision, None, f"missing: not installed; pip install -r {REQUIREMENTS}")
-    except UserError as error:
-        yield Arm(name, AR, None, precision, None, f"missing: {error}")
-    except Exception as error:  # a tool of others may fail in any way; the row says how
-        traceback.print_exc()
-        yield Arm(name, AR, None, precision, None, failure(error))
-
-
-def run(arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int) -> list[tuple[Arm, dict[str, Timed]]]:
+def run(
+    arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int, look: Callable[[], None] = lambda: None
+) -> list[tuple[Arm, dict[str, Timed]]]:
     """Each prompt through every arm, the arm that begins turning from prompt to prompt; the first prompt once before,
-    to warm up.  An arm that fails is left out from there on, with its mistake as the note."""
+    to warm up.  An arm that fails is left out from there on, with its mistake as the note.
+
+    `look` is called between prompts: what the machine allows moves from minute to minute as well.
+    """
     results: dict[int, dict[str, Timed]] = {index: {} for index, arm in enumerate(arms) if arm.run is not None}
     notes: dict[int, str] = {}
     warmup = next(iter(prompts))
@@ -84,23 +77,19 @@ def run(arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int) -> list
             try:
                 made = arms[index].run(prompts[name], tokens)
             except Exception as error:  # a tool of others may fail in any way; the row says how
-                traceback.print_exc()
+                if not isinstance(error, ToolFailed):
+                    traceback.print_exc()
                 notes[index] = failure(error)
                 del results[index]
                 continue
             if turn > 0:
                 results[index][name] = made
+        look()
         print(f"peers: prompt {turn} of {len(prompts)}", file=sys.stderr, flush=True)
     return [
         (arm if index not in notes else replace(arm, run=None, note=notes[index]), results.get(index, {}))
         for index, arm in enumerate(arms)
     ]
-
-
-def failure(error: Exception) -> str:
-    """The note of an arm that failed."""
-    said = str(error).strip().splitlines()
-    return f"failed: {type(error).__name__}: {said[0] if said else 'no message'}"
 
 
 # -- rows -----------------------------------------------------------------------------------------

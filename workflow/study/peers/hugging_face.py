@@ -14,16 +14,16 @@ import torch
 
 from specdec.models.loading import dtype_of
 from workflow.study.config import LanguageModelDraft, LayerSkipDraft, NgramDraft, StudyConfig
-from workflow.study.long_context import row_bytes
-from workflow.study.peers.base import AR, MODES, Arm, Timed, arrivals
-from workflow.study.run_cell import Bench
+from workflow.study.peers.base import AR, MODES, Arm, Setting, Timed, TokenBytes, arrivals
 
 NAME = "transformers"
+PRECISION = None
 
 
-def arms(bench: Bench, k: int) -> Iterator[Arm]:
+def arms(setting: Setting) -> Iterator[Arm]:
     """Those that the pair has a counterpart for."""
-    config, precision, model = bench.config, bench.config.run.dtype, bench.target.model
+    config, precision, k = setting.config, setting.config.run.dtype, setting.k
+    torch.set_num_threads(config.threads())
     target = load(config, config.target_path())
     yield Arm(
         NAME,
@@ -31,7 +31,7 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
         None,
         precision,
         lambda ids, tokens: generate(target, ids, tokens),
-        token_bytes=lambda context: model.weight_bytes() + row_bytes(model) * context,
+        token_bytes=TokenBytes(setting.weight_bytes, setting.row_bytes),
     )
     for name, spec in config.pair_in_force().drafts.items():
         if isinstance(spec, LanguageModelDraft) and spec.vocabulary is not None:

@@ -17,26 +17,24 @@ import numpy as np
 
 from specdec.errors import UserError
 from workflow.study.config import LanguageModelDraft, NgramDraft, StudyConfig
-from workflow.study.long_context import row_bytes
 from workflow.study.peers import gguf_files
-from workflow.study.peers.base import AR, MODES, Arm, Timed, arrivals
-from workflow.study.run_cell import Bench
+from workflow.study.peers.base import AR, MODES, Arm, Setting, Timed, TokenBytes, arrivals
 
 NAME = "llama.cpp"
 PRECISION = "bfloat16"
 
 
-def arms(bench: Bench, k: int, context: int) -> Iterator[Arm]:
-    """Raises `ImportError` where the package is absent; `context`: the longest text, draft included."""
+def arms(setting: Setting) -> Iterator[Arm]:
+    """Raises `ImportError` where the package is absent."""
     import llama_cpp
 
-    config, cached = bench.config, row_bytes(bench.target.model)
+    config, k, context = setting.config, setting.k, setting.context
     name, threads = config.pair_in_force().target, config.threads()
     shipped = gguf_files.shipped(config, name)
     full = requantised(shipped, shipped.with_name("bf16.gguf"), llama_cpp.LLAMA_FTYPE_MOSTLY_BF16)
 
     def token_bytes(path: Path):
-        return lambda length: path.stat().st_size + cached * length
+        return TokenBytes(path.stat().st_size, setting.row_bytes)
 
     plain = Model(full, threads, context)
     yield Arm(NAME, AR, None, PRECISION, plain.generate, token_bytes=token_bytes(full))

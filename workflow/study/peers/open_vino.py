@@ -14,21 +14,19 @@ import numpy as np
 
 from specdec.errors import UserError
 from workflow.study.config import LanguageModelDraft, NgramDraft
-from workflow.study.long_context import row_bytes
 from workflow.study.peers import gguf_files
-from workflow.study.peers.base import AR, MODES, Arm, Timed, arrivals
+from workflow.study.peers.base import AR, MODES, Arm, Setting, Timed, TokenBytes, arrivals
 from workflow.study.peers.llamacpp import requantised
-from workflow.study.run_cell import Bench
 
 NAME = "openvino"
 PRECISION = "float16"
 
 
-def arms(bench: Bench, k: int) -> Iterator[Arm]:
+def arms(setting: Setting) -> Iterator[Arm]:
     """Raises `ImportError` where it or llama.cpp is absent."""
     import openvino_genai  # noqa: F401
 
-    config, cached = bench.config, row_bytes(bench.target.model)
+    config, k = setting.config, setting.k
     name, threads = config.pair_in_force().target, config.threads()
     path = _half(gguf_files.shipped(config, name))
     plain = Model(path, threads)
@@ -38,7 +36,7 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
         None,
         PRECISION,
         plain.generate,
-        token_bytes=lambda length: path.stat().st_size + cached * length,
+        token_bytes=TokenBytes(path.stat().st_size, setting.row_bytes),
     )
     for draft, spec in config.pair_in_force().drafts.items():
         if isinstance(spec, NgramDraft):
