@@ -24,7 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from specdec.errors import UserError  # noqa: E402
 from specdec.models.catalogue import DEFAULT  # noqa: E402
-from specdec.training.distill import LOSSES, DistillRecipe  # noqa: E402
+from specdec.training.distill import LOSSES, TARGET, DistillRecipe  # noqa: E402
 from specdec.training.eagle_losses import HEADS, STARTS, Eagle1Recipe, Eagle3Recipe  # noqa: E402
 from specdec.training.layerskip import LayerSkipRecipe  # noqa: E402
 from specdec.training.objective import OPTIMISERS, PRECISIONS, Recipe  # noqa: E402
@@ -60,7 +60,11 @@ _EAGLE1_HELP = {
     "token_weight": "weight of the cross-entropy",
     "noise": "uniform noise on the states that are fed",
 }
-_DISTILL_HELP = {"loss": "how it is brought close", "sampled": _SAMPLED}
+_DISTILL_HELP = {
+    "start": f"weights to begin with: {TARGET}'s, or a draft's folder",
+    "loss": "how it is brought close",
+    "sampled": _SAMPLED,
+}
 _LAYERSKIP_HELP = {
     "exit": "layers of the draft that is measured",
     "weight": "of an early exit's loss beside that of the last layer",

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -92,17 +93,24 @@ WHOLE = ("total_variation", "acceptance")
 """Losses that count p's mass outside the vocabulary as lost."""
 
 
+TARGET = "target"
+
+
 @dataclass(frozen=True)
 class DistillRecipe(Recipe):
-    """`layers`: which of the target's the draft is cut from; `loss`: one of `LOSSES`; `sampled`: how many tokens of the
-    loss's vocabulary an update looks at, 0 for all."""
+    """`layers`: which of the target's the draft is cut from; `start`: whether with their weights or those of a draft in
+    a folder; `loss`: one of `LOSSES`; `sampled`: how many tokens of the loss's vocabulary an update looks at, 0 for
+    all."""
 
     layers: tuple[int, ...] = ()
+    start: str = TARGET
     loss: str = "forward_kl"
     sampled: int = 0
 
     def __post_init__(self):
         super().__post_init__()
+        if self.start != TARGET and not Path(self.start, "config.json").is_file():
+            raise unknown("start", self.start, (TARGET, "a folder that holds a draft"))
         if self.loss not in LOSSES:
             raise unknown("loss", self.loss, LOSSES)
         if self.sampled and self.loss in WHOLE:

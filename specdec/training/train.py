@@ -21,11 +21,11 @@ from specdec.models import LoadedModel, ModelConfig
 from specdec.models.catalogue import locate
 from specdec.models.eagle import EagleConfig
 from specdec.models.eagle_files import read_head, write_head
-from specdec.models.loading import read_config, read_weights
+from specdec.models.loading import read_config, read_tensors, read_weights, weight_files
 from specdec.training.assemble import cut_config, shared_tensors, write_draft, write_model
 from specdec.training.commands import bar, chosen, console
 from specdec.training.corpus import AnswerCorpus, Corpus, HeadCorpus, Sample, frequent_tokens, hold_out, read_text
-from specdec.training.distill import Distillation, DistillRecipe
+from specdec.training.distill import TARGET, Distillation, DistillRecipe
 from specdec.training.eagle import EagleModule, output_head
 from specdec.training.eagle_losses import STARTS, Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
 from specdec.training.layerskip import ExitModel, LayerSkipLoss, LayerSkipRecipe, TextCorpus, check_exits, moved
@@ -137,6 +137,10 @@ def _go_on_from(folder: Path, module: EagleModule, target: ModelConfig) -> dict 
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(weights[name.split(".")[1]])
+    return _record_in(folder)
+
+
+def _record_in(folder: Path) -> dict | None:
     record = folder / "training.json"
     return json.loads(record.read_text("utf-8")) if record.is_file() else None
 
@@ -151,15 +155,30 @@ def _small(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sam
     config = ModelConfig.from_dict(raw, flags.model)
     _, used = _vocabulary(flags, target, samples)
     module = SmallModel(config, weights["model.embed_tokens.weight"].to(torch.bfloat16))
-    module.start_from(weights, layers)
+    before: dict = {}
+    if recipe.start == TARGET:
+        module.start_from(weights, layers)
+    else:
+        before = {"before": _small_again(Path(recipe.start), module)}
     head = output_head(origin, weights)[: target.model.vocabulary]
     return Task(
         module,
         Distillation(recipe, Teacher(head, used, device=flags.device)),
         lambda text: AnswerCorpus(target.model, text, 0),
-        {"model": asdict(config) | {"loss_vocabulary": None if used is None else len(used)}},
+        {"model": asdict(config) | {"loss_vocabulary": None if used is None else len(used)}} | before,
         lambda folder: write_draft(folder, raw, module.weights()),
     )
+
+
+def _small_again(folder: Path, module: SmallModel) -> dict | None:
+    """Give `module` the weights of the draft in `folder`; its training record, where it has one."""
+    weights = read_tensors(weight_files(folder))
+    for name, value in module.weights().items():
+        if name not in weights or weights[name].shape != value.shape:
+            found = tuple(weights[name].shape) if name in weights else "none"
+            raise UserError(f"start = {folder}: its {name} is {found}, but {tuple(value.shape)} is to be trained")
+    module.start_from(weights, range(module.config.layers))
+    return _record_in(folder)
 
 
 def _own_target(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:

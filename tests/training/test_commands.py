@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from specdec import cli
 from specdec.models import load_model
@@ -175,6 +176,25 @@ def test_a_small_model_is_distilled_assembled_and_decodes(model, text, tmp_path,
         assert cli.main(["generate", "the cat", *flags(model), "--draft", draft, "-k", "3", "-n", "12"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+
+
+def test_a_small_model_goes_on_from_another(model, text, tmp_path, capsys):
+    rest = [*flags(model), "--layers", "0,3", "--vocabulary", "60"]
+    first, second = (str(tmp_path / name) for name in ("first", "second"))
+    assert main(["distill", str(text), first, *rest, "--token-passes", "300"]) == 0
+    more = ["--token-passes", "10", "--peak-rate", "0", "--matrix-rate", "0", "--sampled", "40", "--start", first]
+    assert main(["distill", str(text), second, *rest, *more]) == 0
+    before, weights = (load_file(Path(folder, "model.safetensors")) for folder in (first, second))
+    assert before.keys() == weights.keys()
+    assert all((weights[name] == before[name]).all() for name in weights), "nothing was learned at rate 0"
+    record = json.loads(Path(second, "training.json").read_text())
+    assert record["recipe"]["start"] == "first" and record["before"]["recipe"]["token_passes"] == 300
+    capsys.readouterr()
+    third = ["distill", str(text), str(tmp_path / "third"), *rest, "--token-passes", "10"]
+    assert main([*third, "--layers", "0,1,3", "--start", first]) == 1
+    assert f"start = {first}: its model.layers.2.self_attn.q_proj.weight is none" in capsys.readouterr().err
+    assert main([*third, "--start", "nowhere"]) == 1
+    assert "start" in capsys.readouterr().err
 
 
 def test_every_loss_of_a_small_model_is_a_row_of_one_group(model, text, tmp_path):
