@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from specdec.commands.setting import drafter_factory, load_target, rounds_of, static_decoder
+from specdec.commands.setting import check_batch, drafter_factory, load_target, rounds_of, static_decoder
 from specdec.decode import Generation, Request, speculative
 from specdec.errors import UserError
 from specdec.models import LoadedModel
@@ -46,6 +46,7 @@ def bench(flags: argparse.Namespace) -> int:
         raise UserError(f"--prompts {flags.prompts}: must be between 1 and {len(PROMPTS)}")
     if flags.max_new_tokens < 2:
         raise UserError(f"--max-new-tokens {flags.max_new_tokens}: must be 2 or more")
+    check_batch(flags)
     target = load_target(flags)
     prompts = [target.tokenizer.chat([{"role": "user", "content": text}]) for text in PROMPTS[: flags.prompts]]
     names = flags.draft or ([] if flags.static else ["ngram", "layer_skip:4"])

@@ -11,7 +11,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from specdec.commands.setting import drafter_factory, load_target, rounds_of, static_decoder
+from specdec.commands.setting import check_batch, drafter_factory, load_target, rounds_of, static_decoder
 from specdec.commands.tree_text import tree_text
 from specdec.decode import Request, speculative
 from specdec.drafters.base import Nothing
@@ -54,6 +54,7 @@ def generate(flags: argparse.Namespace) -> int:
     if not prompt.strip():
         raise UserError("the prompt is empty")
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
+    check_batch(flags)
     target = load_target(flags)
     drafter = drafter_factory(flags, target, flags.draft)()
     tokenizer = target.tokenizer

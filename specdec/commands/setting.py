@@ -27,12 +27,15 @@ TREE_NODES = 25
 
 def load_target(flags: argparse.Namespace) -> LoadedModel:
     """The target, with the thread count in force."""
-    if flags.batch_size != 1:
-        raise UserError(f"--batch-size {flags.batch_size}: {ONE_TEXT}")
     if flags.threads is not None and flags.threads < 1:
         raise UserError(f"--threads {flags.threads}: must be 1 or more")
     torch.set_num_threads(flags.threads or len(os.sched_getaffinity(0)))
     return load_model(locate(flags.model), dtype=flags.dtype, device=flags.device)
+
+
+def check_batch(flags: argparse.Namespace) -> None:
+    if flags.batch_size != 1:
+        raise UserError(f"--batch-size {flags.batch_size}: {ONE_TEXT}")
 
 
 def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -> Callable[[], Drafter]:

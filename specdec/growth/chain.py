@@ -79,8 +79,7 @@ class Chain(Grower):
         Of a greedy draft that is the raw softmax's at temperature 1; it stays a tensor, so that a GPU need not wait.
         """
         if self._sampling.greedy:
-            z = wide(logits)
-            chances.append((z.amax() - z.logsumexp(0)).exp())
+            chances.append(wide(logits).softmax(-1).amax())
             return self._largest(logits)
         rows.append(self._law(logits))
         token = self._stream.draw(rows[-1])

@@ -30,9 +30,8 @@ class DraftVerify(DepthRule):
         self.level = Feedback(self.threshold)
 
     def after(self, depth: int, logits: Tensor, token: int) -> bool:
-        z = wide(logits)
         column = token if self.vocabulary is None else int((self.vocabulary == token).nonzero()[0])
-        return float((z[column] - z.logsumexp(0)).exp()) >= self.level.value
+        return float(wide(logits).softmax(-1)[column]) >= self.level.value
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.level.update(drafted, accepted, full=drafted >= self.k)

@@ -131,7 +131,7 @@ class GrowingTree:
         """
         z = logits if logits.dtype == torch.float64 else logits.float()
         columns = top_columns(z, count)
-        confidence = z.gather(-1, columns) - z.logsumexp(-1, keepdim=True)
+        confidence = z.log_softmax(-1).gather(-1, columns)
         ids = columns if self._model.vocabulary is None else self._model.vocabulary[columns]
         return [
             [(token, value) for token, value in zip(*row, strict=True) if value > -torch.inf]

@@ -43,7 +43,7 @@ class GreedyChoice(Choice):
     def draft(self, level: int, logits: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
         z = logits if logits.dtype == torch.float64 else logits.float()
         column = largest(z)[None]
-        chance = (z.amax() - z.logsumexp(0)).exp()[None]
+        chance = z.softmax(-1).amax()[None]
         return (column if self._ids is None else self._ids.index_select(0, column)), chance
 
     def verdict(self, logits: Tensor, drafted: Tensor, depth: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
