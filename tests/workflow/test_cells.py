@@ -92,9 +92,9 @@ def test_impossible_cells_are_refused(arguments: tuple):
 
 def test_the_default_study(config):
     names = [cell.name for cell in all_cells(config)]
-    # 36 without the small model; with it 4 at fixed K, 13 of dynamic rules, whose thresholds nobody has calibrated, the
-    # restricted one, and both on the drafts' own kind of prompts
-    assert len(names) == len(set(names)) == 36 + 4 + 13 + 1 + 2
+    # the baseline, three drafts at four depths, four dynamic rules for two of them, three others at one depth, every
+    # draft on prompts of its own kind, trees, the ablation, rules of verification at temperature 1, and float32
+    assert len(names) == len(set(names)) == 1 + 3 * 4 + 2 * 4 + 3 + 7 + 4 + 2 + 9 + 1
     assert names[0] == "none-ar-k0-t0-s0"
     assert names == [cell.name for cell in all_cells(config)]
 
@@ -107,7 +107,8 @@ def test_shared_cells_are_the_same_file(config):
 
 def test_the_trees_share_cells_with_depth_and_ablation(config):
     trees, ablation = cells_of(config, "trees"), cells_of(config, "ablation")
-    assert cells_of(config, "fixed_k")[4] in trees, "a chain of 8 nodes is K = 8"
+    chain = Cell("smollm2", "eagle3", "fixed", 8)
+    assert chain in trees and chain in cells_of(config, "fixed_k"), "a chain of 8 nodes is K = 8"
     assert {cell.shape for cell in set(trees) & set(ablation)} == {"chain", "eagle2", "opt_tree"}
     assert {cell.nodes for cell in trees if cell.policy != "ar"} == {8}
     rules = {cell.verifier for cell in cells_of(config, "verification") if cell.policy != "ar"}

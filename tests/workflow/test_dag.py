@@ -55,7 +55,7 @@ def copy_project(folder: Path) -> Path:
     shutil.copy(ROOT / "Snakefile", project)
     text = (ROOT / "config.yaml").read_text("utf-8")
     # stand-ins for the trained ones are written below, for every draft
-    (project / "config.yaml").write_text(text.replace("    optional: [eagle1, small, small_restricted]\n", ""), "utf-8")
+    (project / "config.yaml").write_text(text.replace("    optional: [eagle1]\n", ""), "utf-8")
     for name in ("prompts", "report_templates", "checkpoints/smollm2/text"):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(ROOT / name, project / name)
