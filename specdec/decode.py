@@ -104,6 +104,29 @@ class Generation:
             reason = self._limit_reason
         return tokens[:keep], verdict.source if keep == len(tokens) else "cut", reason
 
+    def _recorded(
+        self, tokens: list[int], source: str, reason: str | None, requested: int, begin: float, marks: tuple
+    ) -> RoundRecord:
+        """The round just committed; `marks` stand before the draft, between draft and target, and behind the target."""
+        clock, draft, path = self._clock, self.draft, self.verdict.path
+        if reason:
+            clock.synchronize()
+        draft_s, target_s = clock.between(*marks[:2]), clock.between(*marks[1:])
+        return RoundRecord(
+            tokens=tuple(tokens),
+            requested=requested,
+            drafted=len(draft),
+            accepted=min(len(path), len(tokens)),
+            source=source,
+            stopped=draft.stopped,
+            draft_s=draft_s,
+            target_s=target_s,
+            other_s=max(0.0, clock.now() - begin - draft_s - target_s),
+            stop_reason=reason,
+            confidence=draft.confidence,
+            path=path,
+        )
+
 
 class Eager(Generation):
     """Any drafter, any verifier: every move is a call, and the host decides between them."""
@@ -170,23 +193,7 @@ class Eager(Generation):
         self.cache.keep(base, rows)
         features = None if scored.features is None else scored.features[rows]
         self._drafter.commit(tokens, features, scored)
-        if reason:
-            clock.synchronize()
-        draft_s, target_s = clock.between(first, second), clock.between(second, third)
-        return RoundRecord(
-            tokens=tuple(tokens),
-            requested=max(budget.depth, 0),
-            drafted=len(draft),
-            accepted=min(len(verdict.path), len(tokens)),
-            source=source,
-            stopped=draft.stopped,
-            draft_s=draft_s,
-            target_s=target_s,
-            other_s=max(0.0, clock.now() - begin - draft_s - target_s),
-            stop_reason=reason,
-            confidence=draft.confidence,
-            path=verdict.path,
-        )
+        return self._recorded(tokens, source, reason, max(budget.depth, 0), begin, (first, second, third))
 
     def _score(self, root: int, draft: Draft, base: int) -> Output:
         """One target pass over the rows [root, node 0, ...]."""

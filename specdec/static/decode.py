@@ -144,23 +144,7 @@ class StaticGeneration(Generation):
         self.cache.length = root + len(tokens)
         self._draft_points.use(len(draft))
         self._verify_points.use(len(verdict.path) + (verdict.source == "correction") + 1)
-        if reason:
-            clock.synchronize()
-        draft_s, target_s = clock.between(first, second), clock.between(second, third)
-        return RoundRecord(
-            tokens=tuple(tokens),
-            requested=depth,
-            drafted=len(draft),
-            accepted=min(len(verdict.path), len(tokens)),
-            source=source,
-            stopped=draft.stopped,
-            draft_s=draft_s,
-            target_s=target_s,
-            other_s=max(0.0, clock.now() - begin - draft_s - target_s),
-            stop_reason=reason,
-            confidence=draft.confidence,
-            path=verdict.path,
-        )
+        return self._recorded(tokens, source, reason, depth, begin, (first, second, third))
 
     def _read(
         self, tokens: Sequence[int], chances: Sequence[float], accepted: int, following: int, depth: int
