@@ -27,11 +27,12 @@ from specdec.models.catalogue import DEFAULT  # noqa: E402
 from specdec.training.distill import LOSSES, TARGET, DistillRecipe  # noqa: E402
 from specdec.training.eagle_losses import HEADS, STARTS, Eagle1Recipe, Eagle3Recipe  # noqa: E402
 from specdec.training.layerskip import LayerSkipRecipe  # noqa: E402
-from specdec.training.objective import OPTIMISERS, PRECISIONS, Recipe  # noqa: E402
+from specdec.training.objective import LEARNED, OPTIMISERS, PRECISIONS, Recipe  # noqa: E402
 from specdec.training.synthesise import Settings  # noqa: E402
 
 _HELP = {
-    "token_passes": "answer tokens to train on, repeats included",
+    "token_passes": "tokens to learn from, repeats included",
+    "learn": "what is learned: answers alone, or requests as well",
     "batch": "conversations an update, over all processes",
     "optimiser": "of the matrices inside a draft; the rest is AdamW's",
     "peak_rate": "AdamW's highest learning rate",
@@ -73,6 +74,7 @@ _LAYERSKIP_HELP = {
 _CHOICES = {
     "head": HEADS,
     "precision": PRECISIONS,
+    "learn": LEARNED,
     "optimiser": OPTIMISERS,
     "loss": tuple(LOSSES),
 }

@@ -9,10 +9,11 @@ the last states where an answer's token is predicted.
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,12 @@ def hold_out(samples: Sequence[Sample], share: float = 0.03) -> tuple[list[Sampl
     return train, held
 
 
+def with_requests(samples: Sequence[Sample]) -> list[Sample]:
+    """The same conversations, all of them to be learned, behind the opening that they have in common."""
+    opening = len(os.path.commonprefix([sample.ids for sample in samples]))
+    return [replace(s, mask=tuple(marked or i >= opening for i, marked in enumerate(s.mask))) for s in samples]
+
+
 def answer_counts(samples: Sequence[Sample]) -> Counter[int]:
     """How often each token stands in an answer."""
     counts: Counter[int] = Counter()
@@ -158,7 +165,7 @@ class Corpus(ABC):
         return len(self.samples)
 
     @property
-    def answer_tokens(self) -> int:
+    def learned_tokens(self) -> int:
         return sum(sum(sample.mask) for sample in self.samples)
 
     @property

@@ -25,12 +25,13 @@ CHOICES = 8
 """How many of the target's first choices are always looked at."""
 PRECISIONS = ("bfloat16", "float32")
 OPTIMISERS = ("muon", "adamw")
+LEARNED = ("answers", "everything")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a draft is trained.  `token_passes` counts answer tokens, repeats included; `precision` is the products';
-    `matrix_rate` is Muon's."""
+    """How a draft is trained.  `learn`: answers alone, or everything, requests as well; `token_passes` counts tokens
+    learned from, repeats included; `precision` is the products'; `matrix_rate` is Muon's."""
 
     token_passes: int
     batch: int = 8
@@ -43,12 +44,15 @@ class Recipe:
     evaluate_every: int = 100_000
     save_seconds: float = 120.0
     precision: str = "bfloat16"
+    learn: str = "answers"
 
     def __post_init__(self):
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.optimiser not in OPTIMISERS:
             raise unknown("optimiser", self.optimiser, OPTIMISERS)
+        if self.learn not in LEARNED:
+            raise unknown("learn", self.learn, LEARNED)
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")

@@ -24,7 +24,16 @@ from specdec.models.eagle_files import read_head, write_head
 from specdec.models.loading import read_config, read_tensors, read_weights, weight_files
 from specdec.training.assemble import cut_config, shared_tensors, write_draft, write_model
 from specdec.training.commands import bar, chosen, console
-from specdec.training.corpus import AnswerCorpus, Corpus, HeadCorpus, Sample, frequent_tokens, hold_out, read_text
+from specdec.training.corpus import (
+    AnswerCorpus,
+    Corpus,
+    HeadCorpus,
+    Sample,
+    frequent_tokens,
+    hold_out,
+    read_text,
+    with_requests,
+)
 from specdec.training.distill import TARGET, Distillation, DistillRecipe
 from specdec.training.eagle import EagleModule, output_head
 from specdec.training.eagle_losses import STARTS, Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
@@ -66,7 +75,8 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
     samples, held = hold_out(read_text(flags.text))
     held = held[: getattr(flags, "held_out", None)]
     task = BUILDERS.get(flags.command, _head)(flags, target, samples)
-    corpora = task.corpus(samples), task.corpus(held)
+    learned = with_requests(samples) if task.objective.recipe.learn == "everything" else samples
+    corpora = task.corpus(learned), task.corpus(held)
     _share_memory(*corpora, int(flags.memory * 2**30) // group.local)
     task.module.to(group.device)
     trainer = Trainer(task.module, task.objective, *corpora, flags.out / "training", group)
@@ -85,7 +95,8 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
         return 0
     measured = trainer.finish()
     task.write(flags.out)
-    record = _record(flags, target, trainer, progress, measured, settings, task) | task.beside(held)
+    answers = sum(sum(sample.mask) for sample in samples)
+    record = _record(flags, target, trainer, progress, measured, settings, answers, task) | task.beside(held)
     (flags.out / "training.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     console.print(f"{flags.out}: {measured['tokens_per_round']:.3f} tokens per round on held-out text")
     return 0
@@ -258,6 +269,7 @@ def _record(
     progress: Progress,
     measured: dict,
     settings: dict,
+    answers: int,
     task: Task,
 ) -> dict:
     """What stands beside a draft: how it came to be."""
@@ -274,7 +286,8 @@ def _record(
             "settings": settings,
             "conversations": len(trainer.corpus),
             "held_out": len(trainer.held_out),
-            "answer_tokens": trainer.corpus.answer_tokens,
+            "answer_tokens": answers,
+            "learned_tokens": trainer.corpus.learned_tokens,
             "sources": Counter(row["source"] for row in rows if row["dropped"] is None),
             "dropped": Counter(row["dropped"] for row in rows if row["dropped"] is not None),
         },

@@ -197,6 +197,23 @@ def test_a_small_model_goes_on_from_another(model, text, tmp_path, capsys):
     assert "start" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("method", [["distill", "--layers", "0,3"], ["eagle3", "--vocabulary", "60", "--steps", "2"]])
+def test_requests_are_learned_as_well_where_asked_for(model, text, tmp_path, method):
+    records = []
+    for learn in ("answers", "everything"):
+        out = tmp_path / learn
+        rest = ["--token-passes", "600", "--learn", learn]
+        assert main([method[0], str(text), str(out), *flags(model), *method[1:], *rest]) == 0
+        records.append(json.loads((out / "training.json").read_text()))
+    train, held = hold_out(read_text(text))
+    opening = next(i for i, ids in enumerate(zip(*(sample.ids for sample in train), strict=False)) if len({*ids}) > 1)
+    assert [record["text"]["answer_tokens"] for record in records] == [sum(sum(s.mask) for s in train)] * 2
+    assert records[0]["text"]["learned_tokens"] <= records[0]["text"]["answer_tokens"]
+    assert records[1]["text"]["learned_tokens"] == sum(len(s.ids) - opening for s in train)
+    assert records[0]["updates"] > records[1]["updates"], "a pass is a token that is learned"
+    assert records[0]["text"]["held_out"] == records[1]["text"]["held_out"] == len(held)
+
+
 def test_every_loss_of_a_small_model_is_a_row_of_one_group(model, text, tmp_path):
     """The law of the target or its token, and what lies between: trained as they are, gathered as they lie."""
     for loss in LOSSES:

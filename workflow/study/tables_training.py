@@ -82,7 +82,7 @@ def _row(pair: str, draft: str, record: dict, size: int) -> dict:
         "dropped": lost,
         **reasons,
         "token_passes": record["token_passes"],
-        "epochs": record["token_passes"] / text["answer_tokens"],
+        "epochs": record["token_passes"] / text.get("learned_tokens", text["answer_tokens"]),
         "updates": record["updates"],
         "hours": record["seconds"] / 3600,
         **_shape(record),

@@ -87,6 +87,7 @@ class Recipe(Section):
     seed: Seed | None = None
     evaluate_every: Count | None = None
     memory: Gibibytes | None = None
+    learn: Literal["answers", "everything"] | None = None
     vocabulary: Count | None = None
     head: Literal["own", "target"] | None = None
     sampled: CountOrZero | None = None
