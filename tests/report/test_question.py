@@ -160,6 +160,31 @@ def test_trainings_are_compared_as_far_as_they_are_alike(tmp_path):
     assert "What did training buy" not in said(folder)[1]
 
 
+def test_hours_and_passes_of_a_training_hold_those_of_the_one_it_went_on_from(tmp_path):
+    folder = write_results(tmp_path, "faster")
+    edit(folder, "tables/training.csv", lambda row: row.update(before_passes=2_000_000, before_hours=1.5))
+    found, text = said(folder)
+    rows = {row["draft"]: row for row in read_table(folder / "tables/training.csv")}
+    for place, name in enumerate(("eagle3", "small")):
+        assert found["training"]["passes"][place] == rows[name]["token_passes"] + 2_000_000
+        assert found["training"]["hours"][place] == rows[name]["hours"] + 1.5
+    assert f"{rows['small']['hours'] + 1.5:.1f} hours" in text
+
+
+def test_each_draft_stands_at_the_depth_that_was_chosen_for_it(tmp_path):
+    folder = write_results(tmp_path, "faster")
+    assert "At the depth that the calibration prompts chose" not in said(folder)[1], "one draft alone has one"
+    rows = [row for row in read_table(folder / DRAFTS) if row["category"] == "all" and row["prompt_set"] == "project"]
+    chosen = {name: min(row["k"] for row in rows if row["draft"] == name) for name in ("eagle3", "small")}
+    calibration = {"smollm2": {name: {"best_k": k} for name, k in chosen.items()}}
+    values, html = rendered(folder, CONFIG | {"calibration": calibration})
+    assert_seamless(html)
+    found = values["comparison"]["chosen"]
+    assert {row["draft"]: row["k"] for row in found} == chosen
+    assert [row["decode_speedup"] for row in found] == sorted((row["decode_speedup"] for row in found), reverse=True)
+    assert "At the depth that the calibration prompts chose for each" in html
+
+
 def test_the_larger_pair_is_spoken_of_by_its_shapes(tmp_path):
     found, text = said(write_results(tmp_path, "faster"))
     pair = found["other_pair"]

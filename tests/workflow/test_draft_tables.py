@@ -38,8 +38,9 @@ def build(config, name, folder) -> list[dict]:
 def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(rows):
     whole = [(row["draft"], row["k"], row["prompt_set"]) for row in rows if row["category"] == "all"]
     deep = [(draft, k, "project") for draft in ("small", "eagle3", "ngram") for k in (1, 2, 4, 8)]
-    level = [(draft, 4, "project") for draft in ("eagle1", "small_restricted", "layer_skip")]
-    own = [(draft, 4, "own_kind") for draft, *_ in [*deep[::4], *level]]
+    level = [("eagle1", 4), ("small_restricted", 1), ("small_restricted", 4), ("layer_skip", 4)]
+    level = [(*draft, "project") for draft in level]
+    own = [(draft, 4, "own_kind") for draft, k, _ in [*deep, *level] if k == 4]
     assert whole == [("none", 0, "project"), *deep, *level, ("none", 0, "own_kind"), *own]
     one = [row for row in rows if (row["draft"], row["k"], row["prompt_set"]) == ("eagle1", 4, "project")]
     assert one[0]["category"] == "all" and len({row["category"] for row in one}) == len(one) > 2
@@ -55,6 +56,12 @@ def test_the_full_study_compares_every_draft_at_every_depth(changed):
     for prompt_set in ("project", "own_kind"):
         found = {(c.draft, c.k) for c in cells if c.prompt_set == prompt_set and c.policy == "fixed"}
         assert found == {(d, k) for d in config_drafts for k in (1, 2, 4, 8)}
+
+
+@pytest.mark.parametrize(("chosen", "depths"), [(3, {3, 4}), (4, {4}), (None, {4})])
+def test_a_draft_is_also_decoded_at_the_depth_that_calibration_chose_for_it(changed, chosen, depths):
+    cells = cells_for_table(changed("calibration/smollm2/small_restricted/best_k", chosen), "drafts")
+    assert {c.k for c in cells if c.draft == "small_restricted" and c.prompt_set == "project"} == depths
 
 
 def test_the_cost_of_a_draft_step_is_in_baseline_steps(config):

@@ -95,12 +95,14 @@ def _dynamic_k(config: StudyConfig) -> list[Cell]:
 
 
 def _drafts(config: StudyConfig) -> list[Cell]:
-    """Every draft at equal settings: at the depths of this size, those of the first table at all of them; then once
-    more on held-out conversations of the text that drafts are trained on."""
+    """Every draft at equal settings: at the depths of this size and the one that calibration chose for it, those of the
+    first table at all of them; then once more on held-out conversations of the text that drafts are trained on."""
     depths, studied = config.size.draft_depths, config.studied()
     cells = baseline(config)
     for draft in config.compared():
-        chosen = config.experiments.fixed_k.k if draft in studied else depths
+        known = config.calibrated(draft)
+        own = set() if known is None or known.best_k is None else {known.best_k}
+        chosen = config.experiments.fixed_k.k if draft in studied else sorted({*depths, *own})
         cells += [cell(config, draft, "fixed", k, **draw) for draw in draws(config) for k in chosen]
     if config.has_text():
         own = {"prompt_set": OWN_KIND}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MEASURE_FIGURES: dict[str, tuple[str, ...]] = {
     "time_by_width": ("cost_model",),
+    "expected_speedup": ("break_even", "predicted"),
     "predicted_against_measured": ("predicted",),
     "roofline": ("roofline",),
     "peers": ("peers",),

@@ -50,7 +50,7 @@ FIGURES = (
     *("speedup_by_k", "acceptance_by_k", "acceptance_by_position", "speedup_by_acceptance", "time_shares"),
     *("drafts_by_position", "drafts_by_cost", "training_curves"),
     *("speedup_by_nodes", "expected_length", "confidence", "example_tree"),
-    *("time_by_width", "roofline", "predicted_against_measured"),
+    *("time_by_width", "roofline", "expected_speedup", "predicted_against_measured"),
 )
 
 ON_REQUEST = {"peers": "peers", "long_context": "time_by_context"}

@@ -54,7 +54,9 @@ def build_values(config: Mapping, results: Results) -> Values:
             "positions": position_values(tables["positions"], fixed["temperature"]),
             "drafts": values_drafts.draft_values(tables["drafts"], fixed["temperature"], training),
             "training": training,
-            "comparison": question_values(tables["drafts"], fixed["temperature"], training, results.tables),
+            "comparison": question_values(
+                tables["drafts"], fixed["temperature"], training, results.tables, setting.calibration(config)
+            ),
             "lossless": losslessness_values(tables["losslessness"]),
             "cells": cell_values(results.tables["cells"]),
             **trees,

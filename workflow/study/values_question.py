@@ -20,7 +20,11 @@ ALIKE = 0.05
 
 
 def question_values(
-    rows: list[Values], temperature: float, training: Mapping, measured: Mapping[str, list[dict]]
+    rows: list[Values],
+    temperature: float,
+    training: Mapping,
+    measured: Mapping[str, list[dict]],
+    calibration: Mapping[str, Mapping],
 ) -> dict:
     """What the table of drafts, the records of trainings and the cost model say of the two; `state` says whether both
     are there."""
@@ -32,6 +36,7 @@ def question_values(
     state = {(True, True): "both", (True, False): "no_small", (False, True): "no_head"}.get(there, "neither")
     ranked = sorted(whole.values(), key=lambda row: -row["decode_speedup"])
     found = {"state": state, "depth": depth, "ranked": ranked, "other_pair": other_pair(depth)}
+    found |= {"chosen": chosen_depths(fixed, calibration)}
     if state != "both":
         return found
     pair = trained_against_small(list(whole.values()))
@@ -49,6 +54,14 @@ def question_values(
         "needed": needed(ahead, behind, measured["break_even"], measured["predicted"]),
         "training": trainings(training),
     }
+
+
+def chosen_depths(fixed: Sequence[Values], calibration: Mapping[str, Mapping]) -> list[Values]:
+    """Each draft on the project's prompts at the depth that the calibration prompts chose for it, the fastest first."""
+    depths = {draft: known.get("best_k") for draft, known in calibration.items()}
+    whole = [row for row in fixed if row["prompt_set"] == PROJECT and row["category"] == ALL]
+    own = [row for row in whole if row["k"] == depths.get(row["draft"])]
+    return sorted(own, key=lambda row: -row["decode_speedup"])
 
 
 def balance(head: Values, small: Values) -> str:
@@ -99,10 +112,12 @@ def trainings(training: Mapping) -> dict | None:
     if HEAD not in by_name or SMALL not in by_name:
         return None
     head, small = by_name[HEAD], by_name[SMALL]
-    passes = [row["token_passes"] for row in (head, small)]
+    passes = [row["token_passes"] + (row.get("before_passes") or 0) for row in (head, small)]
     return {
         "head": head,
         "small": small,
+        "passes": passes,
+        "hours": [row["hours"] + (row.get("before_hours") or 0) for row in (head, small)],
         "same_text": all(head[name] == small[name] for name in ("answer_tokens", "conversations")),
         "same_passes": abs(passes[0] - passes[1]) <= ALIKE * max(passes),
         "longer": "head" if passes[0] > passes[1] else "small",

@@ -39,6 +39,7 @@ FIGURES: dict[str, Callable[[Frames], plt.Figure]] = {
     "example_tree": trees.example_tree,
     "time_by_width": measure.time_by_width,
     "roofline": measure.roofline,
+    "expected_speedup": measure.expected_speedup,
     "predicted_against_measured": measure.predicted_against_measured,
     "peers": measure.peers,
     "time_by_context": measure.time_by_context,

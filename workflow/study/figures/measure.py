@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from specdec.measure.cost_model import expected_tokens
 from workflow.study.figures import style
 from workflow.study.figures.curves import legend, whiskers
 
@@ -72,6 +73,45 @@ def roofline(frames: Frames) -> plt.Figure:
     axes.set_xlabel("operations for each byte read")
     axes.set_ylabel("billion operations a second")
     legend(figure, axes)
+    return figure
+
+
+PANELS = 3
+"""Drafts beside each other in a row of `expected_speedup`."""
+
+
+def expected_speedup(frames: Frames) -> plt.Figure:
+    """A panel a draft: yield over price against independent acceptance, a line a depth; points are measured cells."""
+    prices = frames["break_even"]
+    prices = prices[
+        ~prices["note"].fillna("").str.startswith("timing only") & (prices["context"] == prices["context"].min())
+    ]
+    cells = frames["predicted"]
+    usual = (cells["policy"] == "fixed") & (cells["shape"] == "chain") & (cells["prompt_set"] == "project")
+    cells = cells[usual & (cells["temperature"] == cells["temperature"].min()) & cells["alpha"].notna()]
+    drafts, depths = list(dict.fromkeys(prices["draft"])), sorted(prices["k"].unique())
+    looks, reach = style.looks(depths), np.linspace(0, 1, 101)
+    high = -(-len(drafts) // PANELS)
+    size = (style.WIDTH, 0.75 * high * style.HEIGHT)
+    figure, grid = plt.subplots(high, PANELS, figsize=size, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(drafts) :]:
+        axes.set_axis_off()
+    for axes, draft in zip(grid.flat, drafts, strict=False):
+        for depth in depths:
+            look = looks[depth]
+            for price in prices.loc[(prices["draft"] == draft) & (prices["k"] == depth), "price"]:
+                gain = [expected_tokens(alpha, depth) / price for alpha in reach]
+                axes.plot(reach, gain, color=look["color"], linestyle=look["linestyle"], label=f"K = {depth}")
+            own = cells[(cells["draft"] == draft) & (cells["k"] == depth)]
+            error = whiskers(own, "decode_speedup")
+            kind = {"linestyle": "none", "color": look["color"], "marker": look["marker"], "elinewidth": 0.8}
+            axes.errorbar(own["alpha"], own["decode_speedup"], yerr=error, **kind)
+        axes.axhline(1, color=style.GREY, linewidth=0.9, zorder=1)
+        axes.set_title(style.word(draft))
+        axes.set_ylim(0, 3)
+    figure.supxlabel("share of guesses accepted", fontsize=8.5)
+    figure.supylabel("decode speedup", fontsize=8.5)
+    legend(figure, grid.flat[0])
     return figure
 
 
