@@ -24,7 +24,7 @@ from torch import Tensor
 
 from specdec.errors import UserError, unknown
 from specdec.training.corpus import Answers
-from specdec.training.objective import ROWS, Recipe, Teacher, Term, in_parts
+from specdec.training.objective import Recipe, Teacher, Term, first_choices, in_parts
 from specdec.training.small import SmallModel
 
 ETA = 3.0
@@ -92,8 +92,8 @@ LOSSES: dict[str, Callable[[Laws], Tensor]] = {
 WHOLE = ("total_variation", "acceptance")
 """Losses that count p's mass outside the vocabulary as lost."""
 
-
 TARGET = "target"
+"""Whose weights a draft begins with where it goes on from no other."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,8 @@ class Distillation:
         """By the whole vocabulary.  While all before it was accepted, a guess k tokens deep is what the model says
         behind the text itself: one pass holds every depth."""
         states, label = module(batch.tokens[:, :-1])[batch.loss], batch.tokens[:, 1:][batch.loss]
-        head = self.teacher.head
-        choice = [F.linear(part.to(head.dtype), head).argmax(-1) for part in states.split(ROWS)]
         hits = torch.zeros_like(batch.loss)
-        hits[batch.loss] = torch.cat(choice) == label
+        hits[batch.loss] = first_choices(states, self.teacher.head) == label
         return [(later(hits, k), later(batch.loss, k)) for k in range(depth)]
 
     def identity(self, module: SmallModel) -> dict:

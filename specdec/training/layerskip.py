@@ -22,7 +22,7 @@ from torch import Tensor
 from specdec.errors import UserError
 from specdec.training.corpus import AnswerCorpus, Answers, Corpus
 from specdec.training.distill import Batch, collate_answers, later
-from specdec.training.objective import ROWS, Recipe, Teacher, Term, in_parts
+from specdec.training.objective import ROWS, Recipe, Teacher, Term, first_choices, in_parts
 from specdec.training.small import SmallModel
 
 
@@ -133,11 +133,6 @@ class LayerSkipLoss:
 
 def _logits(states: Tensor, head: Tensor) -> Tensor:
     return F.linear(states.to(head.dtype), head).float()
-
-
-def first_choices(states: Tensor, head: Tensor) -> Tensor:
-    """[positions], from states [positions, h]."""
-    return torch.cat([_logits(part, head).argmax(-1) for part in states.split(ROWS)])
 
 
 @torch.no_grad()

@@ -166,6 +166,11 @@ class Teacher:
         return torch.cat(parts).exp().clamp(max=1.0)
 
 
+def first_choices(states: Tensor, head: Tensor) -> Tensor:
+    """[positions], of the whole vocabulary, from states [positions, h] and a head [V, h]."""
+    return torch.cat([F.linear(part.to(head.dtype), head).argmax(-1) for part in states.split(ROWS)])
+
+
 class _InParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states: Tensor, rule: Callable[[Tensor, slice], Tensor], rows: int) -> Tensor:

@@ -40,7 +40,15 @@ def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[
         own = {"method": "distill", "steps": None, "prompt": None, "vocabulary": 8192, "taps": "0 1 2 3 28 29"}
         heads.append(_head(pair, "small", PASSES["eagle3"], processor) | own | simulated(2.3))
     curves = [
-        {"pair": pair, "draft": draft, "passes": passes * i // 4, "updates": 100 * i, "hours": 0.5 * i, "loss": 9 / i}
+        {
+            "pair": pair,
+            "draft": draft,
+            "stage": 1,
+            "passes": passes * i // 4,
+            "updates": 100 * i,
+            "hours": 0.5 * i,
+            "loss": 9 / i,
+        }
         | simulated(1.5 + 0.15 * i)
         for draft, passes in (PASSES | {"small": PASSES["eagle3"]}).items()
         for i in range(1, 5)
@@ -86,6 +94,7 @@ def _head(pair: str, draft: str, passes: int, processor: str) -> dict:
         "dropped_endless_request": 1000,
         "dropped_duplicate": 90,
     }
+    row |= {"learn": "answers"}
     row |= {"token_passes": passes, "epochs": passes / 1e6, "updates": 5000, "hours": 2.5, "batch": 8, "warmup": 50}
     row |= {"steps": 4 if draft == "eagle3" else 1, "vocabulary": 8192 if draft == "eagle3" else None, "prompt": 64}
     row |= {"before_passes": 0, "before_hours": 0.0, "own_head": draft == "eagle3", "optimiser": "muon"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,22 @@ def test_trainings_have_a_row_a_head_and_curves_a_row_a_measurement(config, fold
     assert first["epochs"] == first["token_passes"] / 500 and first["taps"] == "2 15 27" and first["head_bytes"] == 1000
     curves = build(config, "training_curves", folder)
     assert [row["passes"] for row in curves if row["draft"] == "eagle1"] == [1000, 2000, 3000]
+    assert {row["stage"] for row in curves} == {1}
+
+
+def test_a_curve_goes_on_where_the_training_before_it_ended(config, folder, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(folder, path)
+    record = path / config.head_path("eagle1") / "training.json"
+    old = json.loads(record.read_text())
+    before = old | {"token_passes": 5000, "seconds": 7200.0}
+    record.write_text(json.dumps(old | {"before": before}))
+    rows = [row for row in build(config, "training_curves", path) if row["draft"] == "eagle1"]
+    assert [(row["stage"], row["passes"]) for row in rows] == [
+        *((1, passes) for passes in (1000, 2000, 3000)),
+        *((2, passes) for passes in (6000, 7000, 8000)),
+    ]
+    assert rows[3]["hours"] == pytest.approx(rows[0]["hours"] + 2)
 
 
 def test_ablations_name_what_they_change(config, folder):

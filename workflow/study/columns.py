@@ -104,6 +104,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "written": _INT,
         "dropped": _INT,
         **{f"dropped_{reason}": _INT for reason in DROPPED},
+        "learn": _NAME,
         "token_passes": _INT,
         "epochs": _REAL,
         "updates": _INT,
@@ -128,6 +129,7 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
     "training_curves": {
         "pair": _NAME,
         "draft": _NAME,
+        "stage": _INT,
         "passes": _INT,
         "updates": _INT,
         "hours": _REAL,

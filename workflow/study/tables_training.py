@@ -81,6 +81,7 @@ def _row(pair: str, draft: str, record: dict, size: int) -> dict:
         "written": kept + lost,
         "dropped": lost,
         **reasons,
+        "learn": recipe.get("learn", "answers"),
         "token_passes": record["token_passes"],
         "epochs": record["token_passes"] / text.get("learned_tokens", text["answer_tokens"]),
         "updates": record["updates"],
@@ -110,20 +111,26 @@ def _shape(record: dict) -> dict:
 
 
 def curves(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
-    """One row a measurement on held-out text while a draft was trained."""
-    return [
-        {
-            "pair": config.pair,
-            "draft": draft,
-            "passes": entry["passes"],
-            "updates": entry["updates"],
-            "hours": entry["seconds"] / 3600,
-            "loss": entry["loss"],
-            **{name: entry[name] for name in SIMULATED},
-        }
-        for draft, record in _records(config, root)
-        for entry in record["history"]
-    ]
+    """One row a measurement on held-out text while a draft was trained, that of the draft it went on from included:
+    `stage` counts trainings, passes and hours go on."""
+    return [row for draft, record in _records(config, root) for row in _curve(config.pair, draft, record)]
+
+
+def _curve(pair: str, draft: str, record: dict) -> Iterator[dict]:
+    trainings = stages(record)[::-1]
+    for number, stage in enumerate(trainings):
+        passes, hours = spent(trainings[:number])
+        for entry in stage["history"]:
+            yield {
+                "pair": pair,
+                "draft": draft,
+                "stage": number + 1,
+                "passes": passes + entry["passes"],
+                "updates": entry["updates"],
+                "hours": hours + entry["seconds"] / 3600,
+                "loss": entry["loss"],
+                **{name: entry[name] for name in SIMULATED},
+            }
 
 
 def ablations(config: StudyConfig, cells: dict, root: Path) -> list[dict]:

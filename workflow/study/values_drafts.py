@@ -148,6 +148,7 @@ def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadat
         "heads": heads,
         "distilled": distilled,
         "text": text_values(drafts[0]) if drafts else None,
+        "with_requests": [draft["draft"] for draft in drafts if draft["learn"] == "everything"],
         "other_dtype": [draft["draft"] for draft in drafts if draft.get("dtype") != dtype],
         "other_target": [draft["draft"] for draft in drafts if draft["target_id"] != target],
         "same_text": len({(draft["answer_tokens"], draft["conversations"]) for draft in drafts}) == 1,

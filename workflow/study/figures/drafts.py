@@ -81,10 +81,11 @@ def training_curves(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     rows = frames["training_curves"]
     figure, axes = plt.subplots(1, 2, figsize=(style.WIDTH, style.HEIGHT))
     colours = style.colours(list(dict.fromkeys(rows["draft"])))
-    for draft, own in rows.groupby("draft", sort=False):
+    for (draft, stage), own in rows.groupby(["draft", "stage"], sort=False):
         own = own.sort_values("passes", kind="stable")
         passes = own["passes"] / 1e6
-        kind = {"color": colours[draft], "marker": "o", "markersize": 3, "label": style.word(draft)}
+        kind = {"color": colours[draft], "marker": "o", "markersize": 3, "linestyle": style.LINES[(stage - 1) % 4]}
+        kind["label"] = style.word(draft) if stage == 1 else None
         axes[0].plot(passes, own["tokens_per_round"], **kind)
         axes[1].plot(passes, own["loss"] / own["loss"].iloc[0], **kind)
     for place, name in zip(
@@ -93,7 +94,7 @@ def training_curves(frames: dict[str, pd.DataFrame]) -> plt.Figure:
         place.set_xlim(left=0)
         place.xaxis.set_major_locator(MaxNLocator(5))
         place.set_ylabel(name)
-        place.set_xlabel("answer tokens trained on, millions")
+        place.set_xlabel("tokens trained on, millions")
     axes[0].set_ylim(1, 1.05 * max([1.2, *rows["tokens_per_round"]]))
     legend(figure, axes[0])
     return figure
