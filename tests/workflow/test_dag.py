@@ -185,7 +185,7 @@ def test_peers_are_planned_only_where_they_are_asked_for(finished, edited):
 
 def test_a_cost_setting_reruns_costs_and_what_is_made_of_them(finished, edited):
     edited("config.yaml", "repeats: 9 # of each", "repeats: 7 # of each")
-    assert jobs(plan_of(finished)) == {"all": 1, "cost_model": 1, "predicted": 1, "figure": 2, "report": 1}
+    assert jobs(plan_of(finished)) == {"all": 1, "cost_model": 1, "predicted": 1, "figure": 3, "report": 1}
 
 
 def test_the_other_pair_is_planned_without_weights_and_stops_before_any_job(finished):
