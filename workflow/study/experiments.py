@@ -101,8 +101,8 @@ def _drafts(config: StudyConfig) -> list[Cell]:
     cells = baseline(config)
     for draft in config.compared():
         known = config.calibrated(draft)
-        own = set() if known is None or known.best_k is None else {known.best_k}
-        chosen = config.experiments.fixed_k.k if draft in studied else sorted({*depths, *own})
+        tuned = [known.best_k] if known and known.best_k else []
+        chosen = config.experiments.fixed_k.k if draft in studied else sorted({*depths, *tuned})
         cells += [cell(config, draft, "fixed", k, **draw) for draw in draws(config) for k in chosen]
     if config.has_text():
         own = {"prompt_set": OWN_KIND}

@@ -35,8 +35,13 @@ def question_values(
     there = tuple(name in whole for name in (HEAD, SMALL))
     state = {(True, True): "both", (True, False): "no_small", (False, True): "no_head"}.get(there, "neither")
     ranked = sorted(whole.values(), key=lambda row: -row["decode_speedup"])
-    found = {"state": state, "depth": depth, "ranked": ranked, "other_pair": other_pair(depth)}
-    found |= {"chosen": chosen_depths(fixed, calibration)}
+    found = {
+        "state": state,
+        "depth": depth,
+        "ranked": ranked,
+        "chosen": chosen_depths(fixed, calibration),
+        "other_pair": other_pair(depth),
+    }
     if state != "both":
         return found
     pair = trained_against_small(list(whole.values()))
@@ -112,12 +117,12 @@ def trainings(training: Mapping) -> dict | None:
     if HEAD not in by_name or SMALL not in by_name:
         return None
     head, small = by_name[HEAD], by_name[SMALL]
-    passes = [row["token_passes"] + (row.get("before_passes") or 0) for row in (head, small)]
+    passes = [row["token_passes"] + row["before_passes"] for row in (head, small)]
     return {
         "head": head,
         "small": small,
         "passes": passes,
-        "hours": [row["hours"] + (row.get("before_hours") or 0) for row in (head, small)],
+        "hours": [row["hours"] + row["before_hours"] for row in (head, small)],
         "same_text": all(head[name] == small[name] for name in ("answer_tokens", "conversations")),
         "same_passes": abs(passes[0] - passes[1]) <= ALIKE * max(passes),
         "longer": "head" if passes[0] > passes[1] else "small",

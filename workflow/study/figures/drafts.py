@@ -84,7 +84,12 @@ def training_curves(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     for (draft, stage), own in rows.groupby(["draft", "stage"], sort=False):
         own = own.sort_values("passes", kind="stable")
         passes = own["passes"] / 1e6
-        kind = {"color": colours[draft], "marker": "o", "markersize": 3, "linestyle": style.LINES[(stage - 1) % 4]}
+        kind = {
+            "color": colours[draft],
+            "marker": "o",
+            "markersize": 3,
+            "linestyle": style.LINES[(stage - 1) % len(style.LINES)],
+        }
         kind["label"] = style.word(draft) if stage == 1 else None
         axes[0].plot(passes, own["tokens_per_round"], **kind)
         axes[1].plot(passes, own["loss"] / own["loss"].iloc[0], **kind)

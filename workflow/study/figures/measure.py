@@ -18,7 +18,7 @@ ARMS = {"specdec": "#0072B2", "transformers": "#E69F00", "llama.cpp": "#009E73",
 def time_by_width(frames: Frames) -> plt.Figure:
     """Milliseconds of target passes and draft steps against width, a line a model, dashed at the longest context."""
     rows = frames["cost_model"]
-    rows = rows[rows["ms"].notna() & ~rows["note"].fillna("").str.startswith("timing only")]
+    rows = rows[rows["ms"].notna() & of_the_pair(rows)]
     drafts = list(dict.fromkeys(rows.loc[rows["role"] == "draft", "model"]))
     colours = style.colours(drafts)
     figure, axes = plt.subplots(figsize=(style.WIDTH, style.HEIGHT))
@@ -47,6 +47,11 @@ def time_by_width(frames: Frames) -> plt.Figure:
     axes.set_ylabel("milliseconds")
     legend(figure, axes)
     return figure
+
+
+def of_the_pair(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are not those of random weights, timed for another pair."""
+    return ~rows["note"].fillna("").str.startswith("timing only")
 
 
 def roofline(frames: Frames) -> plt.Figure:
@@ -83,9 +88,7 @@ PANELS = 3
 def expected_speedup(frames: Frames) -> plt.Figure:
     """A panel a draft: yield over price against independent acceptance, a line a depth; points are measured cells."""
     prices = frames["break_even"]
-    prices = prices[
-        ~prices["note"].fillna("").str.startswith("timing only") & (prices["context"] == prices["context"].min())
-    ]
+    prices = prices[of_the_pair(prices) & (prices["context"] == prices["context"].min())]
     cells = frames["predicted"]
     usual = (cells["policy"] == "fixed") & (cells["shape"] == "chain") & (cells["prompt_set"] == "project")
     cells = cells[usual & (cells["temperature"] == cells["temperature"].min()) & cells["alpha"].notna()]
