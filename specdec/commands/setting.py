@@ -52,10 +52,10 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
             raise UserError(f'--draft {name}: "{layers}" is no number of layers; as in layer_skip:4')
         spec = {"kind": "layer_skip", "layers": int(layers)}
     elif name.split(":")[0] == "eagle":
-        folder = name.partition(":")[2]
+        folder, ids = _cut_head(name.partition(":")[2])
         if not folder:
             raise UserError(f"--draft {name}: the head's folder is missing; as in eagle:FOLDER")
-        spec, draft = {"kind": "eagle", "head": folder}, Eagle.load(folder, target.model)
+        spec, draft = {"kind": "eagle", "head": folder}, Eagle.load(folder, target.model, ids)
     else:
         name, ids = _cut_head(name)
         spec = {"kind": "language_model", "vocabulary": None if ids is None else len(ids)}
@@ -95,7 +95,7 @@ def static_decoder(
 
 
 def _cut_head(name: str) -> tuple[str, Tensor | None]:
-    """MODEL or MODEL@FILE:N, whose head is cut to the first N token ids of the file."""
+    """MODEL or MODEL@FILE:N, a model or a head's folder; it is cut to the first N token ids of the file."""
     model, _, listed = name.rpartition("@")
     file, _, size = listed.rpartition(":")
     if not (model and file and size.isdigit()):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specdec.drafters.base import Context
 from specdec.drafters.stepping import placement
+from specdec.errors import UserError
 from specdec.models.draft_head import eagle_head
 from specdec.models.eagle import EagleConfig
 from specdec.models.eagle_files import read_head
@@ -29,7 +30,8 @@ from specdec.models.transformer import Output, Transformer
 class Eagle:
     """`weights` holds the head's products and norms by the names of `EagleConfig`; `used` [V_d] its target ids.
 
-    Draft tokens that the target's tokenizer does not have (padding rows) are cut off.
+    Draft tokens that the target's tokenizer does not have (padding rows) are cut off, and so are those outside
+    `kept`, target ids: the rows that decide are much of what a step reads, and rare tokens are seldom guessed right.
     """
 
     def __init__(
@@ -39,10 +41,11 @@ class Eagle:
         target: Transformer,
         used: Tensor | None = None,
         model_id: str = "",
+        kept: Tensor | None = None,
     ):
         self.config, self.model_id, self._target = config, model_id, target
         self.taps = config.taps
-        weights, self.vocabulary = _known(config, weights, used, target)
+        weights, self.vocabulary = _known(config, weights, used, target, kept)
         self._head = eagle_head(config, weights, target)
         read = [name for name in weights if name.removesuffix(".bias") in (*config.shapes(), "head")]
         self.weight_bytes = sum(weights[name].numel() for name in read) * target.dtype.itemsize
@@ -50,14 +53,16 @@ class Eagle:
             self.weight_bytes += target.weight_bytes(())
 
     @classmethod
-    def load(cls, folder: str | Path, target: Transformer) -> Eagle:
-        """A head from its folder, for this target."""
+    def load(cls, folder: str | Path, target: Transformer, kept: Tensor | None = None) -> Eagle:
+        """A head from its folder, for this target; its draft vocabulary is cut to `kept`, target ids."""
         folder = Path(folder)
         config, weights, used = read_head(folder, target.config)
         digest = hashlib.sha256()
         for file in [folder / "config.json", *weight_files(folder)]:
             digest.update(file.read_bytes())
-        return cls(config, weights, target, used, digest.hexdigest()[:16])
+        if kept is not None and config.version == 1:
+            raise UserError(f"draft head {folder}: it decides by the target's whole head, which cannot be cut")
+        return cls(config, weights, target, used, digest.hexdigest()[:16], kept)
 
     @property
     def room(self) -> int:
@@ -101,14 +106,18 @@ class Eagle:
 
 
 def _known(
-    config: EagleConfig, weights: dict[str, Tensor], used: Tensor | None, target: Transformer
+    config: EagleConfig, weights: dict[str, Tensor], used: Tensor | None, target: Transformer, wanted: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Weights, EAGLE-3's `head` among them whoever's rows it has, and draft vocabulary (None: every id), both without
-    ids that the target's tokenizer lacks."""
+    ids that the target's tokenizer lacks or that are not `wanted`."""
     if config.version == 1:
         return weights, None
     ids = torch.arange(config.draft_vocabulary) if used is None else used
     kept = ids < target.vocabulary
+    if wanted is not None:
+        kept &= torch.isin(ids, wanted)
+        if not kept.any():
+            raise UserError("draft head: none of its draft tokens is among those that it was to be cut to")
     ids = ids[kept]
     whole = torch.equal(ids, torch.arange(target.vocabulary))
     ids = ids.to(target.device)

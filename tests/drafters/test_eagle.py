@@ -77,6 +77,43 @@ def test_greedy_text_is_the_baselines_with_any_draft_vocabulary(variant, size):
     assert set(record.output_ids) - set(draft.vocabulary.tolist()), "this test wants a token outside the vocabulary"
 
 
+@pytest.mark.parametrize("own_head", [True, False])
+@pytest.mark.parametrize("size", [None, 30])
+def test_a_cut_head_says_of_its_tokens_what_the_whole_one_says(tmp_path, size, own_head):
+    target, config = heads.target_of(), heads.config_of(3, size, own_head=own_head)
+    used = None if size is None else heads.vocabulary_of(size)
+    weights = heads.weights_of(config)
+    write_head(tmp_path, config, weights, used, tiny.VOCABULARY)
+    kept = torch.tensor([70, 3, 41, 12, 5, 90, 8])
+    whole, cut = Eagle.load(tmp_path, target), Eagle.load(tmp_path, target, kept)
+    ids = torch.arange(target.vocabulary) if whole.vocabulary is None else whole.vocabulary
+    places = torch.isin(ids, kept)
+    assert torch.equal(cut.vocabulary, ids[places]) and 0 < len(cut.vocabulary) < len(ids)
+    assert cut.weight_bytes < whole.weight_bytes
+    request = Request(tiny.prompt_of(5, seed=3), 40)
+    expected = autoregressive(target, request).run().output_ids
+    for draft in (whole, cut):
+        record = speculative(target, Chain(draft, build_rule("fixed", 4)), request, k=4).run()
+        assert record.output_ids == expected
+    logits = []
+    for draft in (whole, cut):
+        features = target.forward(tiny.prompt_of(6), target.new_cache(16), taps=config.taps).features
+        draft.start(tiny.prompt_of(6) + [1], features, SimpleNamespace(capacity=16, target=target))
+        logits.append(draft.root())
+    torch.testing.assert_close(logits[1], logits[0][:, places], rtol=0, atol=1e-9)
+
+
+def test_a_head_is_not_cut_to_nothing_nor_where_it_has_none_of_its_own(tmp_path):
+    target = heads.target_of()
+    for version, size, text in ((3, 30, "none of its draft tokens"), (1, None, "the target's whole head")):
+        config = heads.config_of(version, size)
+        used = None if size is None else heads.vocabulary_of(size)
+        write_head(tmp_path / str(version), config, heads.weights_of(config), used, tiny.VOCABULARY)
+        lacking = sorted(set(range(tiny.VOCABULARY)) - set([] if used is None else used.tolist()))
+        with pytest.raises(UserError, match=text):
+            Eagle.load(tmp_path / str(version), target, torch.tensor(lacking or [0]))
+
+
 @pytest.mark.parametrize("size", [None, 20])
 def test_sampled_text_has_its_length_and_only_the_targets_ids(size):
     target = heads.target_of()

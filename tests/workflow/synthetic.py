@@ -26,8 +26,10 @@ EXAMPLE = {
 }
 
 STEP = 0.02
-ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "small_restricted": 0.65, "eagle3": 0.6, "eagle1": 0.5}
-COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "small_restricted": 0.2, "eagle3": 0.08, "eagle1": 0.12}
+ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "small_restricted": 0.65, "eagle1": 0.5}
+ACCEPTANCE |= {"eagle3": 0.6, "eagle3_restricted": 0.58}
+COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "small_restricted": 0.2, "eagle1": 0.12}
+COST |= {"eagle3": 0.08, "eagle3_restricted": 0.06}
 
 
 def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt] | None = None, **changes) -> Path:
@@ -49,14 +51,16 @@ def write_cells(root: Path, config: StudyConfig, cells: list[Cell], base: Path =
 
 def write_heads(root: Path, config: StudyConfig) -> None:
     """Trained drafts without weights, with records of training, for every one of the pair; and small trainings."""
-    for index, draft in enumerate(config.pair_in_force().drafts):
+    written = 0
+    for draft in config.pair_in_force().drafts:
         folder = config.head_path(draft)
         if folder is not None and not (folder := Path(root) / folder).exists():
             folder.mkdir(parents=True)
             (folder / "config.json").write_text("{}")
             (folder / "model.safetensors").write_bytes(b"x" * 1000)
             method = "distill" if draft == "small" else draft
-            (folder / "training.json").write_text(json.dumps(record_of(method, 2 + index)))
+            (folder / "training.json").write_text(json.dumps(record_of(method, 2 + written)))
+            written += 1
     rows = [
         {"base": "base", "name": "base", "method": "eagle3", "changes": {}}
         | {"token_passes": 50_000, "updates": 40, **simulated(1.4)},

@@ -39,8 +39,8 @@ def build(config, name, folder) -> list[dict]:
 def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(rows):
     whole = [(row["draft"], row["k"], row["prompt_set"]) for row in rows if row["category"] == "all"]
     deep = [(draft, k, "project") for draft in ("small", "eagle3", "ngram") for k in (1, 2, 4, 8)]
-    level = [("eagle1", 4), ("small_restricted", 1), ("small_restricted", 4), ("layer_skip", 4)]
-    level = [(*draft, "project") for draft in level]
+    level = {"eagle3_restricted": (4,), "eagle1": (4,), "small_restricted": (1, 4), "layer_skip": (4,)}
+    level = [(draft, k, "project") for draft, depths in level.items() for k in depths]
     own = [(draft, 4, "own_kind") for draft, k, _ in [*deep, *level] if k == 4]
     assert whole == [("none", 0, "project"), *deep, *level, ("none", 0, "own_kind"), *own]
     one = [row for row in rows if (row["draft"], row["k"], row["prompt_set"]) == ("eagle1", 4, "project")]
@@ -53,7 +53,7 @@ def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(r
 def test_the_full_study_compares_every_draft_at_every_depth(changed):
     config = changed("study", "full")
     cells, config_drafts = cells_for_table(config, "drafts"), list(config.pair_in_force().drafts)
-    assert {"small", "small_restricted", "eagle3"} < set(config_drafts)
+    assert {"small", "small_restricted", "eagle3", "eagle3_restricted"} < set(config_drafts)
     for prompt_set in ("project", "own_kind"):
         found = {(c.draft, c.k) for c in cells if c.prompt_set == prompt_set and c.policy == "fixed"}
         assert found == {(d, k) for d in config_drafts for k in (1, 2, 4, 8)}
@@ -118,7 +118,7 @@ def test_what_a_draft_took_stands_beside_it(rows, folder):
     )
     for row in rows:
         trained = (row["train_tokens"], row["train_token_passes"], row["train_hours"])
-        if row["draft"] == "eagle3":
+        if row["draft"] in ("eagle3", "eagle3_restricted"):
             assert trained == (500, record["token_passes"], pytest.approx(record["seconds"] / 3600))
         elif row["draft"] in ("small", "small_restricted"):
             assert trained == (500, small["token_passes"], pytest.approx(small["seconds"] / 3600))

@@ -116,7 +116,7 @@ def test_the_small_model_joins_every_table_once_it_is_there(optional, tmp_path, 
     )
     tables = ("fixed_k", "dynamic_k", "drafts", "losslessness")
     assert not any("small" in draft for name in tables for draft, _ in drafts_of(without, name))
-    assert not any("small" in path or "vocabulary" in path for path in without.measure_inputs(None))
+    assert not any("-small" in path for path in without.measure_inputs(None))
     (tmp_path / "checkpoints/smollm2/small").mkdir()
     (tmp_path / "checkpoints/smollm2/small/config.json").write_text("{}")
     plan = Plan(optional | {"study": study}, tmp_path)
@@ -130,6 +130,17 @@ def test_the_small_model_joins_every_table_once_it_is_there(optional, tmp_path, 
         "history",
     }
     assert {STAMP, "resources/vocabulary/smollm2.txt"} <= set(plan.measure_inputs(None))
+
+
+def test_a_cut_head_has_the_weights_of_the_whole_one_and_a_list_of_tokens(raw, there):
+    plan = Plan(raw, there)
+    whole, cut = (Wildcards(cell=f"{draft}-fixed-k4-t0-s0") for draft in ("eagle3", "eagle3_restricted"))
+    target, listed = "resources/models/smollm2-135m-instruct/specdec.json", "resources/vocabulary/smollm2.txt"
+    assert (plan.decode_inputs(whole)["made"], plan.decode_inputs(cut)["made"]) == ([target], [target, listed])
+    assert plan.decode_values(cut)["head"] == plan.decode_values(whole)["head"]
+    trained = Plan(raw | {"draft_source": "train"}, there)
+    record = "resources/drafts/smollm2/eagle3/training.json"
+    assert all(record in trained.decode_inputs(cell)["made"] for cell in (whole, cut)), "one training for both"
 
 
 def test_the_small_model_can_carry_the_study(optional):

@@ -70,13 +70,13 @@ class Bench:
         target = target or load_model(config.model_path(pair.target), dtype=cell.dtype, device=run.device)
         spec = None if cell.draft == "none" else config.draft(cell.draft)
         draft = None
+        listed = None if spec is None else config.vocabulary_path(cell.draft)
+        ids = None if listed is None else read_head_ids(listed, spec.vocabulary)
         if isinstance(spec, LanguageModelDraft):
-            listed = config.vocabulary_path(cell.draft)
-            ids = None if listed is None else read_head_ids(listed, spec.vocabulary)
             draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device, head_ids=ids)
             check_shared(target.tokenizer, draft.tokenizer)
         elif isinstance(spec, EagleDraft):
-            draft = Eagle.load(config.head_path(cell.draft), target.model)
+            draft = Eagle.load(config.head_path(cell.draft), target.model, ids)
         sampling = Sampling(
             cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
         )

@@ -14,7 +14,8 @@ from workflow.study.cells import PROJECT
 from workflow.study.named import Values
 from workflow.study.values_drafts import ALL, common_depth, trained_against_small
 
-HEAD, SMALL, RESTRICTED = "eagle3", "small", "small_restricted"
+HEAD, SMALL = "eagle3", "small"
+RESTRICTED = ("eagle3_restricted", "small_restricted")
 ALIKE = 0.05
 """Lengths of two trainings that differ by less than this share count as equal."""
 
@@ -53,7 +54,7 @@ def question_values(
         "small": small,
         "ahead": ahead,
         "behind": behind,
-        "restricted": whole.get(RESTRICTED),
+        "restricted": [whole[name] for name in RESTRICTED if name in whole],
         "balance": balance(head, small),
         "categories": by_category(level),
         "needed": needed(ahead, behind, measured["break_even"], measured["predicted"]),

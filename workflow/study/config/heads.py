@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from specdec.training.parts import parts_of
 from workflow.study.config.base import refuse
-from workflow.study.config.models import Draft, EagleDraft, LanguageModelDraft, Model, NgramDraft, Pair
+from workflow.study.config.models import CutDraft, Draft, EagleDraft, LanguageModelDraft, Model, NgramDraft, Pair
 from workflow.study.config.training import PairTraining, Recipe, Recipes
 
 if TYPE_CHECKING:
@@ -59,12 +59,11 @@ class Heads:
     def missing(self: StudyConfig, draft: str, root: Path = Path()) -> str | None:
         """The weights of a draft that are not there and how to get them, or None; what the workflow makes is there."""
         spec, folder = self.draft(draft), self.head_path(draft)
-        if isinstance(spec, LanguageModelDraft):
-            listed = self.vocabulary_path(draft)
-            if listed is not None and not spec.vocabulary_file and not self.has_text(root):
-                return f"the frequent tokens of draft {draft} are not known: {self.no_text()}"
-            if folder is None:
-                return self.missing_model(spec.model, root)
+        listed = self.vocabulary_path(draft)
+        if listed is not None and not spec.vocabulary_file and not self.has_text(root):
+            return f"the frequent tokens of draft {draft} are not known: {self.no_text()}"
+        if isinstance(spec, LanguageModelDraft) and folder is None:
+            return self.missing_model(spec.model, root)
         if folder is None or self.trained_here(draft) or (root / folder / SHAPE).is_file():
             return None
         how, what = "put one there", "head" if isinstance(spec, EagleDraft) else "distilled model"
@@ -90,18 +89,22 @@ class Heads:
         return training.drafts.get(draft) if training else None
 
     def trained_as(self: StudyConfig, draft: str) -> str | None:
-        """The draft whose training gives this one its weights, None where no training does: a head's own, and of the
-        drafts that share a distilled model the one that has a recipe."""
+        """The draft whose training gives this one its weights, None where no training does: of the drafts that share a
+        head or a distilled model the one that has a recipe."""
+        shared = self._weights_of(draft)
+        if shared is None:
+            return None
+        alike = [name for name in self.pair_in_force().drafts if self._weights_of(name) == shared]
+        return next((name for name in alike if self.recipes(name)), draft)
+
+    def _weights_of(self: StudyConfig, draft: str) -> str | None:
+        """The head's folder or the distilled model's name; None for drafts that are not trained."""
         spec = self.draft(draft)
         if isinstance(spec, EagleDraft):
-            return draft
+            return spec.head
         if isinstance(spec, LanguageModelDraft) and self.model(spec.model).assembled:
-            alike = [name for name in self.pair_in_force().drafts if self._model_of(name) == spec.model]
-            return next((name for name in alike if self.recipes(name)), draft)
+            return spec.model
         return None
-
-    def _model_of(self: StudyConfig, draft: str) -> str | None:
-        return getattr(self.draft(draft), "model", None)
 
     def trained_here(self: StudyConfig, draft: str) -> bool:
         """True when the workflow trains this draft's weights."""
@@ -123,13 +126,13 @@ class Heads:
 
     def origin_of(self: StudyConfig, model: str) -> str:
         """`trained` where the workflow trains an assembled model's own tensors, else `shipped`; the two lie apart."""
-        drafts = [name for name in self.pair_in_force().drafts if self._model_of(name) == model]
+        drafts = [name for name, spec in self.pair_in_force().drafts.items() if getattr(spec, "model", None) == model]
         return "trained" if any(map(self.trained_here, drafts)) else "shipped"
 
     def vocabulary_path(self: StudyConfig, draft: str) -> Path | None:
         """The list of token ids that a draft's head is cut to; None where it is whole."""
         spec = self.draft(draft)
-        if not isinstance(spec, LanguageModelDraft) or spec.vocabulary is None:
+        if not isinstance(spec, CutDraft) or spec.vocabulary is None:
             return None
         if spec.vocabulary_file:
             return Path(spec.vocabulary_file).expanduser()
@@ -200,11 +203,14 @@ def check_recipes(key: str, recipes: Mapping[str, Recipes], drafts: Mapping[str,
                 raise refuse(
                     f"{key}.{name}", name, f"its model {draft.model} is not distilled here and takes no recipe"
                 )
-            if draft.model in shared:
-                raise refuse(f"{key}.{name}", name, f"the recipe of {shared[draft.model]} trains its model already")
-            shared[draft.model] = name
-        elif not isinstance(draft, EagleDraft):
+            what, weights = "model", draft.model
+        elif isinstance(draft, EagleDraft):
+            what, weights = "head", draft.head
+        else:
             raise refuse(f"{key}.{name}", name, f"{name} is not trained (its kind is {draft.kind}) and takes no recipe")
+        if weights in shared:
+            raise refuse(f"{key}.{name}", name, f"the recipe of {shared[weights]} trains its {what} already")
+        shared[weights] = name
         for size in ("full", "quick"):
             method, allowed = getattr(of_draft, size).method, METHODS[draft.kind]
             if method not in allowed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -62,24 +62,30 @@ class Model(Section):
         return self.fetched or self.assembled
 
 
-class LanguageModelDraft(Section):
-    """A smaller language model with the target's tokenizer.
+class CutDraft(Section):
+    """A draft whose head can be cut.
 
     `vocabulary`: it proposes only the first so many token ids of `vocabulary_file`, the most frequent first; without a
     file they are those of the answers in the pair's training text.
     """
 
-    kind: Literal["language_model"]
-    model: ModelName
     vocabulary: Count | None = None
     vocabulary_file: Text | None = None
 
     @model_validator(mode="after")
-    def _list_has_its_size(self) -> LanguageModelDraft:
+    def _list_has_its_size(self) -> Self:
         if self.vocabulary is None and self.vocabulary_file is not None:
             text = "vocabulary_file needs vocabulary, how many of its ids are proposed"
             raise PydanticCustomError("vocabulary", text)
         return self
+
+
+class LanguageModelDraft(CutDraft):
+    """A smaller language model with the target's tokenizer; `vocabulary` and `vocabulary_file` cut its head, as for
+    every `CutDraft`."""
+
+    kind: Literal["language_model"]
+    model: ModelName
 
 
 class LayerSkipDraft(Section):
@@ -100,10 +106,11 @@ class LayerSkipDraft(Section):
         return self
 
 
-class EagleDraft(Section):
+class EagleDraft(CutDraft):
     """A trained head that continues the target's own hidden states, in the folder `head`.
 
-    `hub` is where a user finds a head of others; it is never downloaded by itself.
+    Of its draft vocabulary, `vocabulary` keeps what is among those tokens. `hub` is where a user finds a head of
+    others; it is never downloaded by itself.
     """
 
     kind: Literal["eagle"]

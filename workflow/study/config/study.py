@@ -25,6 +25,7 @@ from workflow.study.config.heads import Heads, check_recipes, check_roles
 from workflow.study.config.models import (
     ASSEMBLED_FOLDER,
     MODELS_FOLDER,
+    CutDraft,
     Draft,
     LanguageModelDraft,
     Model,
@@ -220,13 +221,14 @@ def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
             if name not in pair.drafts:
                 raise refuse_name(f"{key}.{names}[{index}]", name, "draft", pair.drafts)
     for name, draft in pair.drafts.items():
+        cut = isinstance(draft, CutDraft) and draft.vocabulary and not draft.vocabulary_file
+        if cut and key.removeprefix("pairs.") not in config.training:
+            text = "without vocabulary_file the tokens are those of the pair's training text, and it has none"
+            raise refuse(f"{key}.drafts.{name}.vocabulary", draft.vocabulary, text)
         if isinstance(draft, LanguageModelDraft):
             where = f"{key}.drafts.{name}.model"
             if draft.model not in config.models:
                 raise refuse_name(where, draft.model, "model", config.models)
-            if draft.vocabulary and not draft.vocabulary_file and key.removeprefix("pairs.") not in config.training:
-                text = "without vocabulary_file the tokens are those of the pair's training text, and it has none"
-                raise refuse(f"{key}.drafts.{name}.vocabulary", draft.vocabulary, text)
             origin = config.models[draft.model].distilled
             if origin and origin.target != pair.target:
                 text = f"it was cut from {origin.target}, but the pair's target is {pair.target}"

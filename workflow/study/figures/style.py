@@ -11,8 +11,8 @@ CM = 1 / 2.54
 WIDTH = 16 * CM
 HEIGHT = 7.2 * CM
 
-# Okabe and Ito's palette without its yellow, which is too pale for lines on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# Okabe and Ito's palette, wine instead of its yellow, which is too pale for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255")
 GREY, BAND = "#555555", "#DDDDDD"
 
 # Fixed places for the usual drafts, so that a pair without one of them changes no colour of the others.
@@ -27,6 +27,7 @@ PHASES = {"draft": "#0072B2", "target": "#E69F00", "other": "#999999", "prefill"
 WORDS = {
     "ngram": "n-gram",
     "eagle3": "EAGLE-3",
+    "eagle3_restricted": "EAGLE-3 restricted",
     "eagle1": "EAGLE-1",
     "ar": "baseline",
     "max_prob": "max probability",
