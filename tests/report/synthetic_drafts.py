@@ -11,6 +11,7 @@ CATEGORIES = ("chat", "code")
 EAGLE = {"eagle3": (0.6, 0.0, 0.08, 1.0), "eagle1": (0.55, -0.08, 0.12, 1.0)}
 """Acceptance at the first position, its change a position, cost of a step, share of rounds drafted."""
 PASSES = {"eagle3": 6_000_000, "eagle1": 2_000_000}
+LAYERS = {"small": 6, "small_3_layers": 3}
 
 
 def drafts_rows(rows: list[dict], shapes: dict[str, tuple], trained: bool) -> list[dict]:
@@ -35,6 +36,7 @@ def drafts_rows(rows: list[dict], shapes: dict[str, tuple], trained: bool) -> li
 
 
 def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[dict]]:
+    known = PASSES | {"small": PASSES["eagle3"]}
     heads = [_head(pair, draft, passes, processor) for draft, passes in PASSES.items()] if trained else []
     if trained:
         own = {"method": "distill", "steps": None, "prompt": None, "vocabulary": 8192, "taps": "0 1 2 3 28 29"}
@@ -43,14 +45,16 @@ def training_tables(pair: str, trained: bool, processor: str) -> dict[str, list[
         {
             "pair": pair,
             "draft": draft,
+            "layers": LAYERS.get(draft),
+            "shipped": draft in known,
             "stage": 1,
             "passes": passes * i // 4,
             "updates": 100 * i,
             "hours": 0.5 * i,
             "loss": 9 / i,
         }
-        | simulated(1.5 + 0.15 * i)
-        for draft, passes in (PASSES | {"small": PASSES["eagle3"]}).items()
+        | simulated(1.5 + 0.15 * i - (0.2 if draft not in known else 0))
+        for draft, passes in (known | {"small_3_layers": 4_000_000}).items()
         for i in range(1, 5)
         if trained
     ]

@@ -46,6 +46,16 @@ def test_a_training_that_stood_still_is_not_said_to_bring_more(tmp_path):
     assert "the second half of the training brings nothing more" in text and "might bring more" not in text
 
 
+def test_another_size_is_laid_beside_the_small_model_at_as_many_passes(tmp_path):
+    text = said(write_results(tmp_path, "faster"))
+    assert "Three drafts were trained for this target." in text
+    assert "A model of three of the target's layers, trained to the same end and not kept, reaches 1.90" in text
+    assert (
+        "after 4 000 000 tokens in 2.0 hours, the small language model with its six layers 1.80 after 3 000 000" in text
+    )
+    assert "The second half of these tokens brought 0.30 and 0.15." in text
+
+
 def test_a_target_that_was_trained_is_said_to_be_another_one(tmp_path):
     folder = write_results(tmp_path, "faster")
     text = said(folder)

@@ -92,10 +92,10 @@ def test_impossible_cells_are_refused(arguments: tuple):
 
 def test_the_default_study(config):
     names = [cell.name for cell in all_cells(config)]
-    # the baseline, three drafts at four depths, four dynamic rules for two of them, four others at one depth and the
-    # restricted ones at their calibrated one, every draft on prompts of its own kind, trees, the ablation, rules of
+    # the baseline, three drafts at four depths, four dynamic rules for two of them, four others at one depth and two
+    # of them at their calibrated one, every draft on prompts of its own kind, trees, the ablation, rules of
     # verification at temperature 1, and float32
-    assert len(names) == len(set(names)) == 1 + 3 * 4 + 2 * 4 + 5 + 8 + 4 + 2 + 9 + 1
+    assert len(names) == len(set(names)) == 1 + 3 * 4 + 2 * 4 + 6 + 8 + 4 + 2 + 9 + 1
     assert names[0] == "none-ar-k0-t0-s0"
     assert names == [cell.name for cell in all_cells(config)]
 

@@ -129,7 +129,7 @@ def test_spellings_of_a_number_are_one(changed):
         ("training/smollm2/drafts/small", RECIPES, "is not trained so; allowed: distill"),
         ("training/smollm2/drafts/eagle3", DISTILLED, "is not trained so; allowed: eagle3, eagle1"),
         ("training/smollm2/drafts/small_restricted", DISTILLED, "the recipe of small trains its model already"),
-        ("training/smollm2/drafts/eagle3_restricted", RECIPES, "the recipe of eagle3 trains its head already"),
+        ("training/smollm2/drafts/eagle3_whole", RECIPES, "the recipe of eagle3 trains its head already"),
         ("training/qwen3/drafts/small", DISTILLED, "its model qwen3-0.6b is not distilled here"),
         ("training/smollm2/drafts/small/full/layers", None, "layers must say which of the target's"),
         ("training/smollm2/drafts/small/full/loss", "kl", "allowed: forward_kl"),

@@ -39,7 +39,7 @@ def build(config, name, folder) -> list[dict]:
 def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(rows):
     whole = [(row["draft"], row["k"], row["prompt_set"]) for row in rows if row["category"] == "all"]
     deep = [(draft, k, "project") for draft in ("small", "eagle3", "ngram") for k in (1, 2, 4, 8)]
-    level = {"eagle3_restricted": (4,), "eagle1": (4,), "small_restricted": (1, 4), "layer_skip": (4,)}
+    level = {"eagle3_whole": (1, 4), "eagle1": (4,), "small_restricted": (1, 4), "layer_skip": (4,)}
     level = [(draft, k, "project") for draft, depths in level.items() for k in depths]
     own = [(draft, 4, "own_kind") for draft, k, _ in [*deep, *level] if k == 4]
     assert whole == [("none", 0, "project"), *deep, *level, ("none", 0, "own_kind"), *own]
@@ -53,7 +53,7 @@ def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(r
 def test_the_full_study_compares_every_draft_at_every_depth(changed):
     config = changed("study", "full")
     cells, config_drafts = cells_for_table(config, "drafts"), list(config.pair_in_force().drafts)
-    assert {"small", "small_restricted", "eagle3", "eagle3_restricted"} < set(config_drafts)
+    assert {"small", "small_restricted", "eagle3", "eagle3_whole"} < set(config_drafts)
     for prompt_set in ("project", "own_kind"):
         found = {(c.draft, c.k) for c in cells if c.prompt_set == prompt_set and c.policy == "fixed"}
         assert found == {(d, k) for d in config_drafts for k in (1, 2, 4, 8)}
@@ -118,7 +118,7 @@ def test_what_a_draft_took_stands_beside_it(rows, folder):
     )
     for row in rows:
         trained = (row["train_tokens"], row["train_token_passes"], row["train_hours"])
-        if row["draft"] in ("eagle3", "eagle3_restricted"):
+        if row["draft"] in ("eagle3", "eagle3_whole"):
             assert trained == (500, record["token_passes"], pytest.approx(record["seconds"] / 3600))
         elif row["draft"] in ("small", "small_restricted"):
             assert trained == (500, small["token_passes"], pytest.approx(small["seconds"] / 3600))
@@ -155,6 +155,17 @@ def test_a_curve_goes_on_where_the_training_before_it_ended(config, folder, tmp_
         *((2, passes) for passes in (6000, 7000, 8000)),
     ]
     assert rows[3]["hours"] == pytest.approx(rows[0]["hours"] + 2)
+
+
+def test_curves_of_other_sizes_follow_and_say_that_their_weights_are_not_kept(config, folder, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(folder, path)
+    (path / config.sizes_path()).mkdir()
+    (path / config.sizes_path() / "small_2_layers.json").write_text(json.dumps(synthetic.record_of("distill", 2)))
+    rows = build(config, "training_curves", path)
+    kept = {(row["draft"], row["layers"]) for row in rows if row["shipped"]}
+    assert kept == {("small", 3), ("eagle3", None), ("eagle1", None)}
+    assert {(row["draft"], row["layers"]) for row in rows if not row["shipped"]} == {("small_2_layers", 3)}
 
 
 def test_ablations_name_what_they_change(config, folder):

@@ -134,7 +134,7 @@ def test_the_small_model_joins_every_table_once_it_is_there(optional, tmp_path, 
 
 def test_a_cut_head_has_the_weights_of_the_whole_one_and_a_list_of_tokens(raw, there):
     plan = Plan(raw, there)
-    whole, cut = (Wildcards(cell=f"{draft}-fixed-k4-t0-s0") for draft in ("eagle3", "eagle3_restricted"))
+    whole, cut = (Wildcards(cell=f"{draft}-fixed-k4-t0-s0") for draft in ("eagle3_whole", "eagle3"))
     target, listed = "resources/models/smollm2-135m-instruct/specdec.json", "resources/vocabulary/smollm2.txt"
     assert (plan.decode_inputs(whole)["made"], plan.decode_inputs(cut)["made"]) == ([target], [target, listed])
     assert plan.decode_values(cut)["head"] == plan.decode_values(whole)["head"]

@@ -129,6 +129,8 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
     "training_curves": {
         "pair": _NAME,
         "draft": _NAME,
+        "layers": _INT,
+        "shipped": _FLAG,
         "stage": _INT,
         "passes": _INT,
         "updates": _INT,

@@ -1,4 +1,4 @@
-"""How numbers look: digits, signs and units, no words.  These are the templates' filters.
+"""How numbers look: digits, signs and units, words for small counts.  These are the templates' filters.
 
 A filter never invents: given nothing it raises, and a table that may have holes asks for `cell`.
 """
@@ -19,6 +19,14 @@ def number(value: float, digits: int = 2) -> str:
     if is_empty(value):
         raise ReportError("a number to be printed is missing")
     return f"{value:,.{digits}f}".replace(",", THIN).replace("-", MINUS)
+
+
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def worded(value: int) -> str:
+    """A count in running text: three, 13."""
+    return WORDS[value] if 0 <= value < len(WORDS) else integer(value)
 
 
 def integer(value: float) -> str:
@@ -83,6 +91,7 @@ def cell(value, form: str = "plain", *arguments) -> str:
 FILTERS = {
     "number": number,
     "integer": integer,
+    "worded": worded,
     "times": times,
     "percent": percent,
     "milliseconds": milliseconds,

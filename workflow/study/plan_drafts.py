@@ -155,4 +155,6 @@ class DraftPlan:
         }
         if table in beside and beside[table].is_file():
             found.append(beside[table].as_posix())
+        if table == "training_curves":
+            found += [path.as_posix() for path in sorted(self.config.sizes_path().glob("*.json"))]
         return found

@@ -112,11 +112,14 @@ def _shape(record: dict) -> dict:
 
 def curves(config: StudyConfig, cells: dict, root: Path) -> list[dict]:
     """One row a measurement on held-out text while a draft was trained, that of the draft it went on from included:
-    `stage` counts trainings, passes and hours go on."""
-    return [row for draft, record in _records(config, root) for row in _curve(config.pair, draft, record)]
+    `stage` counts trainings, passes and hours go on.  Behind them small models of other sizes, not shipped."""
+    own = [row for draft, record in _records(config, root) for row in _curve(config.pair, draft, record, True)]
+    others = ((path.stem, _read(path)) for path in sorted((root / config.sizes_path()).glob("*.json")))
+    return own + [row for name, record in others for row in _curve(config.pair, name, record, False)]
 
 
-def _curve(pair: str, draft: str, record: dict) -> Iterator[dict]:
+def _curve(pair: str, draft: str, record: dict, shipped: bool) -> Iterator[dict]:
+    cut = record["recipe"].get("layers")
     trainings = stages(record)[::-1]
     for number, stage in enumerate(trainings):
         passes, hours = spent(trainings[:number])
@@ -124,6 +127,8 @@ def _curve(pair: str, draft: str, record: dict) -> Iterator[dict]:
             yield {
                 "pair": pair,
                 "draft": draft,
+                "layers": None if cut is None else len(cut),
+                "shipped": shipped,
                 "stage": number + 1,
                 "passes": passes + entry["passes"],
                 "updates": entry["updates"],

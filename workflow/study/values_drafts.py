@@ -95,7 +95,8 @@ def methods(rows: list[Values], training: Mapping) -> dict | None:
     ]
     later = [place for place in places if place["position"] >= 3]
     heads = {head["draft"]: head for head in training["heads"]}
-    passes = [heads[name]["token_passes"] for name in (TRAINED_AHEAD, BESIDE) if name in heads]
+    both = [heads[name] for name in (TRAINED_AHEAD, BESIDE) if name in heads]
+    passes = [head["token_passes"] + head["before_passes"] for head in both]
     return {
         "new": new,
         "old": old,
@@ -154,6 +155,7 @@ def training_values(tables: Mapping[str, list[Values]], config: Mapping, metadat
         "same_text": len({(draft["answer_tokens"], draft["conversations"]) for draft in drafts}) == 1,
         "different": [name for name in shared[2:] if not same[name]],
         "curves": [curve_values(draft, tables["training_curves"]) for draft in drafts],
+        "sizes": sizes(tables["training_curves"]),
         "ablations": ablation_groups(tables["training_ablations"]),
         "own_target": next(iter(tables["training_layerskip"]), None),
     }
@@ -181,6 +183,27 @@ def curve_values(head: Values, rows: list[Values]) -> dict:
         "second_half": best["tokens_per_round"] - half["tokens_per_round"],
         "points": len(own),
     }
+
+
+def sizes(rows: list[Values]) -> list[dict]:
+    """Small models of other sizes, each beside the one whose weights are kept, at as many passes as it had itself."""
+    found = []
+    for name in dict.fromkeys(row["draft"] for row in rows if not row["shipped"]):
+        other = doubling([row for row in rows if row["draft"] == name])
+        models = dict.fromkeys(row["draft"] for row in rows if row["shipped"] and row["layers"] is not None)
+        for draft in models:
+            most = [row for row in rows if row["draft"] == draft and row["passes"] <= 1.05 * other["last"]["passes"]]
+            if most:
+                found.append({"other": other, "kept": doubling(most)})
+    return found
+
+
+def doubling(rows: list[Values]) -> dict:
+    """The end of a curve, and what the second half of its passes brought."""
+    ordered = sorted(rows, key=lambda row: row["passes"])
+    last = ordered[-1]
+    half = min(ordered, key=lambda row: abs(2 * row["passes"] - last["passes"]))
+    return {"last": last, "brought": last["tokens_per_round"] - half["tokens_per_round"]}
 
 
 def ablation_groups(rows: list[Values]) -> list[dict]:

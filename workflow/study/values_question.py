@@ -15,7 +15,8 @@ from workflow.study.named import Values
 from workflow.study.values_drafts import ALL, common_depth, trained_against_small
 
 HEAD, SMALL = "eagle3", "small"
-RESTRICTED = ("eagle3_restricted", "small_restricted")
+VARIANTS = ("eagle3_whole", "small_restricted")
+"""The same two with more, or fewer, tokens to guess among."""
 ALIKE = 0.05
 """Lengths of two trainings that differ by less than this share count as equal."""
 
@@ -54,7 +55,7 @@ def question_values(
         "small": small,
         "ahead": ahead,
         "behind": behind,
-        "restricted": [whole[name] for name in RESTRICTED if name in whole],
+        "variants": [whole[name] for name in VARIANTS if name in whole],
         "balance": balance(head, small),
         "categories": by_category(level),
         "needed": needed(ahead, behind, measured["break_even"], measured["predicted"]),

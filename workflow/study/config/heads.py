@@ -172,6 +172,10 @@ class Heads:
         """The record of a training of the target itself, whose weights are not kept."""
         return Path("checkpoints") / self.pair / "layerskip.json"
 
+    def sizes_path(self: StudyConfig) -> Path:
+        """Records of small models of other sizes, one a file, whose weights are not kept."""
+        return Path("checkpoints") / self.pair / "sizes"
+
     def has_text(self: StudyConfig, root: Path = Path()) -> bool:
         """Whether text is there, or will be made for a draft that is trained."""
         path = self.text_path()

@@ -27,7 +27,7 @@ PHASES = {"draft": "#0072B2", "target": "#E69F00", "other": "#999999", "prefill"
 WORDS = {
     "ngram": "n-gram",
     "eagle3": "EAGLE-3",
-    "eagle3_restricted": "EAGLE-3 restricted",
+    "eagle3_whole": "EAGLE-3 whole",
     "eagle1": "EAGLE-1",
     "ar": "baseline",
     "max_prob": "max probability",
