@@ -190,7 +190,7 @@ def sizes(rows: list[Values]) -> list[dict]:
     found = []
     for name in dict.fromkeys(row["draft"] for row in rows if not row["shipped"]):
         other = doubling([row for row in rows if row["draft"] == name])
-        models = dict.fromkeys(row["draft"] for row in rows if row["shipped"] and row["layers"] is not None)
+        models = dict.fromkeys(row["draft"] for row in rows if row["shipped"] and row.has("layers"))
         for draft in models:
             most = [row for row in rows if row["draft"] == draft and row["passes"] <= 1.05 * other["last"]["passes"]]
             if most:
