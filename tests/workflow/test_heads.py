@@ -195,7 +195,7 @@ class Wildcards:
 
 
 def test_a_cell_depends_on_its_head(raw, there):
-    cell = Wildcards(cell="eagle3-fixed-k4-t0-s0")
+    cell = Wildcards(cell="eagle3_whole-fixed-k4-t0-s0")
     before = Plan(raw, there).decode_values(cell)["head"]
     (there / "checkpoints/smollm2/eagle3/model.safetensors").write_bytes(b"y")
     shipped = Plan(raw, there)

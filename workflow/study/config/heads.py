@@ -57,11 +57,14 @@ class Heads:
         return {name: how for name, how in missing.items() if how}
 
     def missing(self: StudyConfig, draft: str, root: Path = Path()) -> str | None:
-        """The weights of a draft that are not there and how to get them, or None; what the workflow makes is there."""
-        spec, folder = self.draft(draft), self.head_path(draft)
-        listed = self.vocabulary_path(draft)
-        if listed is not None and not spec.vocabulary_file and not self.has_text(root):
+        """What is not there of a draft and how to get it, its weights first, or None; what the workflow makes is there."""
+        weights, listed = self._missing_weights(draft, root), self.vocabulary_path(draft)
+        if weights is None and listed is not None and not self.draft(draft).vocabulary_file and not self.has_text(root):
             return f"the frequent tokens of draft {draft} are not known: {self.no_text()}"
+        return weights
+
+    def _missing_weights(self: StudyConfig, draft: str, root: Path) -> str | None:
+        spec, folder = self.draft(draft), self.head_path(draft)
         if isinstance(spec, LanguageModelDraft) and folder is None:
             return self.missing_model(spec.model, root)
         if folder is None or self.trained_here(draft) or (root / folder / SHAPE).is_file():
