@@ -57,7 +57,7 @@ class Heads:
         return {name: how for name, how in missing.items() if how}
 
     def missing(self: StudyConfig, draft: str, root: Path = Path()) -> str | None:
-        """What is not there of a draft, its weights first, and how to get it, or None; what the workflow makes is there."""
+        """What a draft lacks, its weights first, and how to get it, or None; what the workflow makes is there."""
         weights, listed = self._missing_weights(draft, root), self.vocabulary_path(draft)
         if weights is None and listed is not None and not self.draft(draft).vocabulary_file and not self.has_text(root):
             return f"the frequent tokens of draft {draft} are not known: {self.no_text()}"
