@@ -53,7 +53,9 @@ def collect(runs: Path, base: str) -> list[dict]:
             passes = f"{record['token_passes']} token passes, {base} {first['token_passes']}"
             raise UserError(f"{runs / name}: had {passes}; only equal ones can be compared")
         own = settings_of(record)
-        changed = {key: own.get(key) for key in {**reference, **own} if own.get(key) != reference.get(key)}
+        alike = own["method"] == reference["method"]  # of another method, settings that only one has say nothing
+        keys = {**reference, **own} if alike else [key for key in own if key in reference]
+        changed = {key: own.get(key) for key in keys if own.get(key) != reference.get(key)}
         row = {"base": base, "name": name, "method": record["method"], "changes": changed}
         row |= {key: record[key] for key in ("token_passes", "updates")}
         rows.append(row | {key: record["held_out"][key] for key in SIMULATED})

@@ -54,7 +54,7 @@ def test_an_arm_that_fails_is_a_row_and_stops_nothing(capsys):
         PROMPTS,
         4,
     )
-    rows = peers.rows_of(found, list(PROMPTS), LENGTHS, 1e9)
+    rows = peers.rows_of(found, list(PROMPTS), LENGTHS)
     columns.to_arrow("peers", rows)
     assert rows[0]["prompts"] == 3 and rows[0]["note"] is None
     assert rows[1]["note"] == "failed: RuntimeError: out of ideas" and rows[1]["tokens_per_s"] is None
@@ -63,14 +63,14 @@ def test_an_arm_that_fails_is_a_row_and_stops_nothing(capsys):
 
 def test_rows_hold_pooled_speeds_ratios_and_what_was_read():
     def made(seconds, ids=(1, 2)):
-        return {name: Timed(list(ids), 10, seconds) for name in PROMPTS}
+        return {name: Timed(list(ids), 10, seconds, readable=2000 * seconds) for name in PROMPTS}
 
     own = arm("specdec", print, token_bytes=lambda context: 100 + context)
     spec = arm("specdec", print, mode="speculative", draft="small")
-    known = {name: Timed([1, 2], 10, 0.5, bytes_read=300.0) for name in PROMPTS}
+    known = {name: Timed([1, 2], 10, 0.5, bytes_read=300.0, readable=1000.0) for name in PROMPTS}
     other = arm("llama.cpp", print, mode="prompt_lookup", draft="ngram")
     results = [(own, made(1.0)), (spec, known), (other, made(2.0, ids=(1, 3)))]
-    rows = peers.rows_of(results, list(PROMPTS), LENGTHS, bandwidth=2000.0)
+    rows = peers.rows_of(results, list(PROMPTS), LENGTHS)
     assert [row["tokens_per_s"] for row in rows] == [10, 20, 5]
     assert [row["ratio_to_specdec_ar"] for row in rows] == [1, 2, 0.5]
     assert [row["same_output"] for row in rows] == [3, 3, 0] and [row["tokens"] for row in rows] == [30] * 3

@@ -36,18 +36,17 @@ def peer_rows(config: StudyConfig) -> list[dict]:
     context = max(map(len, prompts.values())) + settings.max_new_tokens + SPARE
     model = bench.target.model
     setting = Setting(config, settings.k, context, model.weight_bytes(), row_bytes(model))
-    bandwidths: list[float] = []
 
-    def look() -> None:
-        bandwidths.append(bandwidth_of(model.device, config.threads()).bytes_per_s)
+    def bandwidth() -> float:
+        return bandwidth_of(model.device, config.threads()).bytes_per_s
 
     with ExitStack() as tools:
         found = [*ours.arms(bench, settings.k)]
         for name in worker.TOOLS:
             found += tools.enter_context(worker.Worker(name, setting)).arms
-        results = run(found, prompts, settings.max_new_tokens, look)
+        results = run(found, prompts, settings.max_new_tokens, bandwidth)
     lengths = {name: len(ids) for name, ids in prompts.items()}
-    return rows_of(results, list(prompts), lengths, max(bandwidths))
+    return rows_of(results, list(prompts), lengths)
 
 
 def one_a_category(config: StudyConfig) -> list:
@@ -61,12 +60,13 @@ def one_a_category(config: StudyConfig) -> list:
 
 
 def run(
-    arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int, look: Callable[[], None] = lambda: None
+    arms: Sequence[Arm], prompts: dict[str, list[int]], tokens: int, bandwidth: Callable[[], float] | None = None
 ) -> list[tuple[Arm, dict[str, Timed]]]:
     """Each prompt through every arm, the arm that begins turning from prompt to prompt; the first prompt once before,
     to warm up.  An arm that fails is left out from there on, with its mistake as the note.
 
-    `look` is called between prompts: what the machine allows moves from minute to minute as well.
+    `bandwidth`, bytes a second, is asked after each run of an arm whose reading is known: what a machine that others
+    share allows moves from second to second.
     """
     results: dict[int, dict[str, Timed]] = {index: {} for index, arm in enumerate(arms) if arm.run is not None}
     notes: dict[int, str] = {}
@@ -83,8 +83,10 @@ def run(
                 del results[index]
                 continue
             if turn > 0:
+                known = made.bytes_read is not None or arms[index].token_bytes is not None
+                if bandwidth is not None and known:
+                    made = replace(made, readable=made.seconds * bandwidth())
                 results[index][name] = made
-        look()
         print(f"peers: prompt {turn} of {len(prompts)}", file=sys.stderr, flush=True)
     return [
         (arm if index not in notes else replace(arm, run=None, note=notes[index]), results.get(index, {}))
@@ -96,14 +98,14 @@ def run(
 
 
 def rows_of(
-    results: Sequence[tuple[Arm, dict[str, Timed]]], prompts: Sequence[str], lengths: dict[str, int], bandwidth: float
+    results: Sequence[tuple[Arm, dict[str, Timed]]], prompts: Sequence[str], lengths: dict[str, int]
 ) -> list[dict]:
     """One row an arm, the project's own baseline first."""
     own = next(made for arm, made in results if arm.is_baseline)
-    return [row_of(arm, made, own, prompts, lengths, bandwidth) for arm, made in results]
+    return [row_of(arm, made, own, prompts, lengths) for arm, made in results]
 
 
-def row_of(arm: Arm, made: dict[str, Timed], own: dict[str, Timed], prompts, lengths, bandwidth: float) -> dict:
+def row_of(arm: Arm, made: dict[str, Timed], own: dict[str, Timed], prompts, lengths) -> dict:
     row = {
         "arm": arm.arm,
         "mode": arm.mode,
@@ -129,8 +131,8 @@ def row_of(arm: Arm, made: dict[str, Timed], own: dict[str, Timed], prompts, len
         "same_output": sum(made[name].ids == own[name].ids for name in prompts),
     }
     size = bytes_read(arm, made, lengths)
-    if size is not None:
-        row["bandwidth_utilisation"] = size / float(timed.seconds.sum()) / bandwidth
+    if size is not None and all(timed.readable is not None for timed in made.values()):
+        row["bandwidth_utilisation"] = size / sum(timed.readable for timed in made.values())
     return row
 
 

@@ -48,12 +48,14 @@ class TokenBytes:
 @dataclass(frozen=True)
 class Timed:
     """One generation: all ids, how many of them came after the first arrival, and the seconds those took; bytes that
-    were read for them, where the arm knows."""
+    were read for them, where the arm knows, and what the machine could have read meanwhile, by its bandwidth right
+    after."""
 
     ids: list[int]
     tokens: int
     seconds: float
     bytes_read: float | None = None
+    readable: float | None = None
 
 
 @dataclass(frozen=True)
