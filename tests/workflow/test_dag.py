@@ -173,7 +173,7 @@ def test_the_default_study_is_planned_from_nothing(tmp_path):
     }
     partial = plan_of(project, "results/tables/dynamic_k.csv")
     names = {cell.name for cell in cells_of(load(project / "config.yaml"), "dynamic_k")}
-    assert jobs(partial) == {"model": 1, "assemble": 1, "decode": len(names), "table": 1}
+    assert jobs(partial) == {"model": 1, "assemble": 1, "vocabulary": 1, "decode": len(names), "table": 1}
     assert set(decoded(partial)) == names and not any(name.startswith("ngram") for name in names)
 
 
