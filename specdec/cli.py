@@ -89,7 +89,8 @@ def _model(command: argparse.ArgumentParser) -> None:
 def _draft(command: argparse.ArgumentParser, default: str | None) -> None:
     group = command.add_argument_group("draft")
     text = "none, ngram, layer_skip:E (the target's first E layers), eagle:FOLDER (a trained head), or a second model"
-    text += " (eagle:FOLDER@FILE:N or MODEL@FILE:N: only the first N token ids that the file lists)"
+    text += " (eagle:FOLDER@FILE:N or MODEL@FILE:N: only the first N token ids that the file lists; any but the "
+    text += "first two with +ngram behind it: copies what followed the last tokens before, guesses where none did)"
     shown = f" (default: {default})" if default else "; may be repeated (default: ngram and layer_skip:4)"
     action = "store" if default else "append"
     group.add_argument("--draft", default=default, action=action, metavar="D", help=text + shown)

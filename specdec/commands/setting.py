@@ -21,6 +21,7 @@ from specdec.sampling import GREEDY, Sampling
 from specdec.static import StaticDecoder, check_static
 from specdec.verifiers import build_verifier
 
+LOOKUP = "+ngram"
 TREE_NODES = 25
 """The largest tree where none is asked for: that of EAGLE-1."""
 
@@ -43,6 +44,7 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
     check_k(flags.k)
     if name == "none":
         return Nothing
+    name, lookup = _looked_up(name)
     draft = None
     if name == "ngram":
         spec = {"kind": "ngram"}
@@ -64,7 +66,7 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
 
     def make() -> Drafter:
         return build_drafter(
-            spec,
+            spec | lookup,
             target.model,
             policy=flags.policy,
             k=flags.k,
@@ -89,9 +91,18 @@ def static_decoder(
     """What `--static` decodes with, for texts of up to `capacity` tokens; refuses what that does not cover."""
     drafting = not isinstance(drafter, Nothing)
     if drafting:
+        if _looked_up(name)[1]:
+            raise UserError(f"--draft {name}: static decoding covers no lookup; leave --static off, or {LOOKUP} away")
         kind = name.split(":")[0]
         check_static(kind if kind in KINDS else "language_model", flags.policy, flags.shape, flags.verifier, sampling)
     return StaticDecoder(target.model, drafter, k=flags.k, capacity=capacity, sampling=sampling)
+
+
+def _looked_up(name: str) -> tuple[str, dict]:
+    """The draft's own name, and what the ending that lets prompt lookup guess first adds to its entry."""
+    if not name.endswith(LOOKUP):
+        return name, {}
+    return name.removesuffix(LOOKUP), {"lookup": {"max_ngram": 4, "min_ngram": 2}}
 
 
 def _cut_head(name: str) -> tuple[str, Tensor | None]:

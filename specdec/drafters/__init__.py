@@ -14,6 +14,7 @@ from specdec.drafters.base import Budget, Context, Drafter, DraftModel, Nothing
 from specdec.drafters.eagle import Eagle
 from specdec.drafters.language_model import LanguageModel
 from specdec.drafters.layer_skip import LayerSkip
+from specdec.drafters.lookup_first import LookupFirst
 from specdec.drafters.ngram import NGram
 from specdec.errors import UserError, unknown
 from specdec.growth import Chain, build_grower
@@ -60,12 +61,15 @@ def build_drafter(
 
     `draft` is the loaded second model of a `language_model`, or the loaded head of an `eagle`, which is read from its
     folder where it is not given; `tokenizer`, the target's, is needed by rules that read tokens.  A whole-draft kind
-    takes `fixed` and `chain` alone.
+    takes `fixed` and `chain` alone.  In the entry of any other `lookup` = {rule, max_ngram, min_ngram} lets prompt
+    lookup guess first.
     """
     check_k(k)
-    options = {key: value for key, value in spec.items() if key != "kind"}
-    kind = spec.get("kind")
+    options = {key: value for key, value in spec.items() if key not in ("kind", "lookup")}
+    kind, lookup = spec.get("kind"), spec.get("lookup")
     if kind == "ngram":
+        if lookup:
+            raise UserError("draft ngram: it looks the text up already; lookup is for drafts that guess step by step")
         if policy != "fixed":
             raise UserError(f"draft ngram: proposes in one go, so policy {policy} cannot stop it; allowed: fixed")
         if shape != "chain":
@@ -84,7 +88,8 @@ def build_drafter(
             _deeper_than_trained(str(options["head"]), model.config.trained_depth, k)
     else:
         raise unknown("draft kind", kind, KINDS)
-    return build_grower(shape, model, k=k, policy=policy, threshold=threshold, tokenizer=tokenizer)
+    grower = build_grower(shape, model, k=k, policy=policy, threshold=threshold, tokenizer=tokenizer)
+    return LookupFirst(NGram(**lookup), grower) if lookup else grower
 
 
 def _check_head(draft: LoadedModel, size: int | None) -> None:
@@ -115,6 +120,7 @@ __all__ = [
     "Eagle",
     "LanguageModel",
     "LayerSkip",
+    "LookupFirst",
     "NGram",
     "Nothing",
     "build_drafter",

@@ -57,6 +57,11 @@ class Grower:
         self.learn(tokens)
         self.model.commit(tokens, features, scored)
 
+    def overhear(self, tokens: Sequence[int], features: Tensor | None, scored: Output) -> None:
+        """As `commit`, of a round that another drafted."""
+        self.skip(tokens)
+        self.model.commit(tokens, features, scored)
+
     def learn(self, tokens: Sequence[int]) -> None:
         """What the round just drafted added to the text, before the model hears of it."""
 

@@ -87,7 +87,8 @@ def processor(proc: Path = Path("/proc/cpuinfo"), caches: Path = CACHES) -> dict
 @cache
 def packages() -> dict[str, str]:
     """Every installed distribution with its version."""
-    return dict(sorted({d.metadata["Name"].lower(): d.version for d in distributions() if d.metadata["Name"]}.items()))
+    said = [d.metadata for d in distributions()]  # every look at it parses the file again
+    return dict(sorted((data["Name"].lower(), data["Version"]) for data in said if data["Name"]))
 
 
 def environment(dtype: str, device: str, width_invariant: bool | None) -> dict[str, Any]:

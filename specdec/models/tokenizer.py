@@ -42,7 +42,7 @@ class Tokenizer:
 
                 inner = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
                 return cls(inner, GGUFFile(path).eos_ids(), str(path))
-            inner = _class_for(path).from_pretrained(path)
+            inner = _read(path)
         except UserError:
             raise
         except Exception as error:  # Transformers raises many types for a folder without a usable tokenizer
@@ -80,6 +80,24 @@ class Tokenizer:
         return self.inner.convert_ids_to_tokens(index)
 
 
+_KNOWN: dict[str, object] = {}
+_FILES = ("*token*", "vocab*", "merges.txt", "*chat_template*", "*.model")
+
+
+def _contents(path: Path) -> str:
+    """A hash of the files that a folder's tokenizer is read from."""
+    files = sorted({file for pattern in _FILES for file in path.glob(pattern) if file.is_file()})
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+
+
+def _read(path: Path):
+    """Of a folder; a draft whose files are its target's shares the target's, which is never changed."""
+    key = _contents(path)
+    if key not in _KNOWN:
+        _KNOWN[key] = _class_for(path).from_pretrained(path)
+    return _KNOWN[key]
+
+
 def _class_for(path: Path):
     """Transformers' class for a folder's tokenizer.  Where its configuration asks for no more than what tokenizer.json
     holds, that one class: looking it up through the others takes half a second of every start."""
@@ -114,6 +132,8 @@ def _eos_ids(path: Path, inner) -> list[int]:
 def check_shared(target: Tokenizer, draft: Tokenizer) -> int:
     """The number of ids the two share; refuses tokenizers of which one is not a prefix of the other, id by id."""
     shared = min(len(target), len(draft))
+    if target.inner is draft.inner:
+        return shared
     ours = target.inner.convert_ids_to_tokens(list(range(shared)))
     theirs = draft.inner.convert_ids_to_tokens(list(range(shared)))
     for index, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -142,12 +142,17 @@ def _synthesise(commands) -> None:
             "seed": "",
             "rows": "conversations written side by side",
             "max_user": "longest request written, in tokens",
+            "user_temperature": "of what users say; above 1 brings rare words, which answers then copy",
+            "user_top_k": "likeliest tokens that users choose among",
             "max_answer": "longest answer, in tokens",
             "capacity": "longest conversation, in tokens",
             "openers": "how requests begin: requests, or passages (texts to summarise, ask about, translate, code)",
             "opener_share": "share of conversations that begin so",
             "sampled_share": "share of conversations whose answers are sampled, not greedy",
         },
+    )
+    text.add_argument(
+        "--cut-requests", action="store_true", help="end a request at its longest, instead of dropping the conversation"
     )
     text.add_argument("--exclude", nargs="*", default=[], metavar="FILE", help="prompts (JSON lines) to avoid")
     text.add_argument(

@@ -96,6 +96,7 @@ class Conversation:
     max_user: int
     max_answer: int
     special: frozenset[int] = frozenset()
+    cut_requests: bool = False
     ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     requests: list[list[int]] = field(default_factory=list)
@@ -147,6 +148,8 @@ class Conversation:
                 self.drop(EMPTY_REQUEST)
         elif token in self.special:
             self.drop(BAD_REQUEST)
+        elif self._written >= self.max_user and self.cut_requests:
+            self._begin_answer()
         elif self._written >= self.max_user:
             self.drop(LONG_REQUEST)
         else:

@@ -52,6 +52,8 @@ class Settings:
     rows: int = 64
     max_user: int = 160
     max_answer: int = 256
+    cut_requests: bool = False
+    """End a request that reaches `max_user`; else such a conversation is dropped."""
     user_temperature: float = 1.0
     user_top_k: int = 50
     sampled_share: float = 0.25
@@ -138,7 +140,8 @@ class _Writer:
         self._rows[row], self._fed[row] = None, 0
         for plan in self._pending:
             s = self._settings
-            conversation = Conversation(plan, self._template, self._eos, s.max_user, s.max_answer, self._special)
+            limits = s.max_user, s.max_answer, self._special, s.cut_requests
+            conversation = Conversation(plan, self._template, self._eos, *limits)
             if len(conversation.ids) < s.capacity:
                 self._cache.open(row, self._opening)
                 self._rows[row], self._fed[row] = conversation, len(self._template.opening) - 1
@@ -251,7 +254,8 @@ def _remember_settings(folder: Path, settings: Settings, loaded: LoadedModel) ->
     path = folder / "settings.json"
     ours = {**asdict(settings), "target": loaded.model_id, "tokenizer": loaded.tokenizer.fingerprint}
     if path.is_file():
-        theirs = json.loads(path.read_text("utf-8"))
+        # a setting that is newer than the text was at its default
+        theirs = asdict(Settings(0)) | json.loads(path.read_text("utf-8"))
         for key, value in ours.items():
             if key not in ("answer_tokens", "rows", "part") and theirs.get(key) != value:
                 raise UserError(f"{folder}: its text was written with {key} = {theirs.get(key)}, not {value}")

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from specdec.decode import Request, autoregressive, speculative
-from specdec.drafters import Eagle, LanguageModel, LayerSkip, NGram
+from specdec.drafters import Eagle, LanguageModel, LayerSkip, LookupFirst, NGram
 from specdec.errors import UserError
 from specdec.growth import build_grower
 from specdec.growth.rules import RULES
@@ -97,6 +97,26 @@ def test_trees_under_every_rule_for_trees_give_the_baselines_tokens(draft, shape
 def test_trees_that_decide_their_depth_do_too(draft):
     def make():
         return build_grower({"kind": "eagle2", "levels": [1, 2]}, DRAFTS[draft](target()), k=K, policy="ddd")
+
+    assert outputs(make, "greedy")
+
+
+@pytest.mark.parametrize("shape", ["chain", *TREES])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_looking_up_first_gives_the_baselines_tokens_as_well(draft, shape):
+    def make():
+        grower = build_grower((TREES | {"chain": "chain"})[shape], DRAFTS[draft](target()), k=K)
+        return LookupFirst(NGram("longest", 2, 1), grower)
+
+    assert outputs(make, "greedy")
+
+
+@pytest.mark.parametrize("rule", CHAINS)
+def test_looking_up_first_does_so_under_every_rule(rule):
+    def make():
+        tokenizer = Tokenizer(tiny.tokenizer(), [tiny.EOS], "test")
+        options = {"policy": rule, "threshold": CHAINS[rule], "tokenizer": tokenizer}
+        return LookupFirst(NGram("longest", 2, 1), build_grower("chain", DRAFTS["near"](target()), k=K, **options))
 
     assert outputs(make, "greedy")
 

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chisquare
 
 from specdec.decode import Request, autoregressive, speculative
-from specdec.drafters import Chain, LanguageModel, NGram, Nothing
+from specdec.drafters import Chain, LanguageModel, LookupFirst, NGram, Nothing
 from specdec.growth import build_rule
 from specdec.sampling import Sampling
 from specdec.verifiers import Rejection, Verdict
@@ -82,6 +82,13 @@ def test_one_round_continued_by_the_target_follows_the_target(rule, k, root):
         for more, share in rest.items():
             law[tokens + more] = law.get(tokens + more, 0.0) + probability * share
     assert distance(law, law_of_texts(target, root, count, PLAIN)) <= EXACT
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_looking_up_first_emits_the_targets_law(sampling):
+    """Copied drafts have a point law and guessed ones the draft's own, which of the two the text decides."""
+    law, expected = texts(lambda: LookupFirst(NGram(min_ngram=2), chain()()), sampling, prompt=(0, 1, 0), count=4)
+    assert distance(law, expected) <= EXACT
 
 
 def test_a_second_model_with_its_cache_emits_the_targets_law():

@@ -61,7 +61,8 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, threads: int = 1) -> torch.Tensor:
-    arena, loaded = Arena(), native_for(torch.bfloat16, torch.device("cpu"))
+    loaded = native_for(torch.bfloat16, torch.device("cpu"))
+    arena = Arena(loaded)
     packed, x = arena.product(weight, bias), x.contiguous()
     out = torch.full((len(x), len(weight)), math.nan)
     pointers = (ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr()))

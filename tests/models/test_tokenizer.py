@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from copy import copy
 
 import pytest
 
@@ -20,6 +21,7 @@ def saved(folder, **options) -> Tokenizer:
 def swapped(folder, first: int, second: int, **options) -> Tokenizer:
     """The same tokens, two of them under each other's id."""
     tokenizer = saved(folder, **options)
+    tokenizer.inner = copy(tokenizer.inner)  # which tokenizers of equal files share
     convert = tokenizer.inner.convert_ids_to_tokens
     other = {first: second, second: first}
     tokenizer.inner.convert_ids_to_tokens = lambda ids: convert([other.get(i, i) for i in ids])
@@ -28,6 +30,12 @@ def swapped(folder, first: int, second: int, **options) -> Tokenizer:
 
 def test_equal_tokenizers_share_all_their_ids(tmp_path):
     assert check_shared(saved(tmp_path / "a"), saved(tmp_path / "b")) == tiny.VOCABULARY
+
+
+def test_equal_files_are_read_once(tmp_path):
+    ours, theirs = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert ours.inner is theirs.inner and (ours.origin, theirs.origin) == (str(tmp_path / "a"), str(tmp_path / "b"))
+    assert saved(tmp_path / "c", vocabulary=92).inner is not ours.inner
 
 
 def test_a_shorter_tokenizer_shares_its_ids_when_it_is_a_prefix(tmp_path):

@@ -121,6 +121,11 @@ def test_what_a_conversation_may_come_to(script, reason):
     assert c.finished and c.dropped == reason
 
 
+def test_a_request_at_its_longest_may_be_cut_instead():
+    c = conversation_of(Plan(0, 0), [10, 11, 12, 13, 20, 4], cut_requests=True)
+    assert c.ids == [1, 3, 10, 11, 12, 4, 3, 20, 4] and c.finished and c.dropped is None and c.answer == [20, 4]
+
+
 def test_a_given_turn_is_kept_whole_and_answered_at_once():
     c = conversation_of(Plan(0, 0, ((5, 6), (7,)), given=True), [20, 4, 21, 4])
     assert c.ids == [1, 3, 5, 6, 4, 3, 20, 4, 3, 7, 4, 3, 21, 4] and c.finished

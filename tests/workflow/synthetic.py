@@ -27,9 +27,9 @@ EXAMPLE = {
 
 STEP = 0.02
 ACCEPTANCE = {"layer_skip": 0.5, "ngram": 0.3, "small": 0.7, "small_restricted": 0.65, "eagle1": 0.5}
-ACCEPTANCE |= {"eagle3": 0.6, "eagle3_whole": 0.61}
+ACCEPTANCE |= {"eagle3": 0.6, "eagle3_whole": 0.61, "eagle3_lookup": 0.65}
 COST = {"layer_skip": 0.3, "ngram": 0.001, "small": 0.35, "small_restricted": 0.2, "eagle1": 0.12}
-COST |= {"eagle3": 0.08, "eagle3_whole": 0.12}
+COST |= {"eagle3": 0.08, "eagle3_whole": 0.12, "eagle3_lookup": 0.06}
 
 
 def write_cell(root: Path, config: StudyConfig, cell: Cell, prompts: list[Prompt] | None = None, **changes) -> Path:

@@ -92,10 +92,10 @@ def test_impossible_cells_are_refused(arguments: tuple):
 
 def test_the_default_study(config):
     names = [cell.name for cell in all_cells(config)]
-    # the baseline, three drafts at four depths, four dynamic rules for two of them, four others at one depth and two
+    # the baseline, four drafts at four depths, four dynamic rules for three of them, four others at one depth and two
     # of them at their calibrated one, every draft on prompts of its own kind, trees, the ablation, rules of
     # verification at temperature 1, and float32
-    assert len(names) == len(set(names)) == 1 + 3 * 4 + 2 * 4 + 6 + 8 + 4 + 2 + 9 + 1
+    assert len(names) == len(set(names)) == 1 + 4 * 4 + 3 * 4 + 6 + 9 + 4 + 2 + 9 + 1
     assert names[0] == "none-ar-k0-t0-s0"
     assert names == [cell.name for cell in all_cells(config)]
 
@@ -130,7 +130,7 @@ def test_a_tree_draft_of_its_own(changed):
     data["pairs"]["smollm2"]["trees"] = "other"
     config = load_mapping(data)
     assert {cell.draft for cell in cells_of(config, "ablation")} == {"none", "other"}
-    assert {cell.draft for cell in cells_of(config, "dynamic_k")} == {"none", "eagle3", "small"}
+    assert {cell.draft for cell in cells_of(config, "dynamic_k")} == {"none", "eagle3", "eagle3_lookup", "small"}
 
 
 def test_at_temperature_0_one_seed_and_above_all(changed):

@@ -38,7 +38,7 @@ def build(config, name, folder) -> list[dict]:
 
 def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(rows):
     whole = [(row["draft"], row["k"], row["prompt_set"]) for row in rows if row["category"] == "all"]
-    deep = [(draft, k, "project") for draft in ("small", "eagle3", "ngram") for k in (1, 2, 4, 8)]
+    deep = [(draft, k, "project") for draft in ("small", "eagle3", "eagle3_lookup", "ngram") for k in (1, 2, 4, 8)]
     level = {"eagle3_whole": (1, 4), "eagle1": (4,), "small_restricted": (1, 4), "layer_skip": (4,)}
     level = [(draft, k, "project") for draft, depths in level.items() for k in depths]
     own = [(draft, 4, "own_kind") for draft, k, _ in [*deep, *level] if k == 4]
@@ -118,7 +118,7 @@ def test_what_a_draft_took_stands_beside_it(rows, folder):
     )
     for row in rows:
         trained = (row["train_tokens"], row["train_token_passes"], row["train_hours"])
-        if row["draft"] in ("eagle3", "eagle3_whole"):
+        if row["draft"] in ("eagle3", "eagle3_whole", "eagle3_lookup"):
             assert trained == (500, record["token_passes"], pytest.approx(record["seconds"] / 3600))
         elif row["draft"] in ("small", "small_restricted"):
             assert trained == (500, small["token_passes"], pytest.approx(small["seconds"] / 3600))

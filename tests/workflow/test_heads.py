@@ -19,6 +19,7 @@ from tests.workflow.conftest import ROOT, put
 from workflow.study import heads, own_kind
 from workflow.study.cells import Cell
 from workflow.study.config import load_mapping
+from workflow.study.config.training import Written
 from workflow.study.experiments import cells_of
 from workflow.study.plan import Plan
 from workflow.study.prompts import read
@@ -274,6 +275,14 @@ def test_every_recipe_is_understood_by_the_command(raw):
                 assert flags.token_passes == recipe.token_passes and flags.peak_rate == recipe.peak_rate
         if written := config.training[pair].text.written:
             parser().parse_args(["synthesise", "out", *heads.options(written, set()), *heads.target(config)])
+
+
+@pytest.mark.parametrize(("asked", "word"), [(True, True), (False, False), (None, False)])
+def test_a_yes_is_an_option_without_a_value(asked, word):
+    written = Written(answer_tokens=100, cut_requests=asked, user_temperature=1.3)
+    words = heads.options(written, set())
+    assert ("--cut-requests" in words) == word
+    assert [w for w in words if w != "--cut-requests"] == ["--answer-tokens", "100", "--user-temperature", "1.3"]
 
 
 def test_a_text_that_cannot_be_written_ends_the_job():

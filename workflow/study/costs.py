@@ -60,7 +60,7 @@ def cost_rows(config: StudyConfig) -> list[dict]:
 def _of_pair(config: StudyConfig, target: LoadedModel) -> list[Timed]:
     pair = config.pair_in_force()
     found = [Timed(pair.target, TARGET_ROLE)]
-    for name in pair.drafts:
+    for name in config.plain_drafts():
         try:
             bench = Bench.of(config, Cell(config.pair, name, "fixed", 1, dtype=config.run.dtype), target=target)
             found.append(Timed(name, DRAFT_ROLE, bench.drafter()))

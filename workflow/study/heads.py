@@ -70,11 +70,14 @@ def make_text(config: StudyConfig, stamp: Path) -> None:
 def options(section: Written | Recipe, without: set[str]) -> list[str]:
     """The options that a section of the configuration sets."""
     values = section.model_dump(exclude=without, exclude_none=True)
-    return [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", _word(value))]
+    return [word for key, value in values.items() for word in _words(f"--{key.replace('_', '-')}", value)]
 
 
-def _word(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _words(flag: str, value: object) -> list[str]:
+    """A yes is the option alone, a no is nothing."""
+    if isinstance(value, bool):
+        return [flag] if value else []
+    return [flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
 
 
 def target(config: StudyConfig) -> list[str]:

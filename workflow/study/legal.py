@@ -79,9 +79,10 @@ def laws(config: StudyConfig, cell: Cell) -> set[str]:
         return {POINT}
     if cell.temperature == 0 or config.sampling.draft_temperature == 0:
         return {POINT}
+    looked_up = set() if cell.draft in config.plain_drafts() else {POINT}
     shape = config.shape(cell.shape)
     parts = (shape.coarse, shape.fine) if isinstance(shape, CoarseFineShape) else (cell.shape,)
-    return {_law(config, part) for part in parts}
+    return looked_up | {_law(config, part) for part in parts}
 
 
 def _law(config: StudyConfig, shape: str) -> str:
@@ -123,7 +124,7 @@ def static(config: StudyConfig, cell: Cell) -> bool:
     if not config.run.static or cell.policy == "ar":
         return config.run.static
     plain = (cell.shape, cell.policy, cell.verifier) == (CHAIN, "fixed", cell.usual_verifier)
-    return plain and isinstance(config.draft(cell.draft), LanguageModelDraft)
+    return plain and isinstance(config.plain_drafts().get(cell.draft), LanguageModelDraft)
 
 
 def _refuse(cell: Cell, reason: str) -> NoReturn:

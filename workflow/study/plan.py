@@ -229,7 +229,7 @@ class Plan(DraftPlan, MeasurePlan):
 
     def calibration_subject(self, draft: str) -> dict:
         """What a calibration is of; for another draft, target or number format it says nothing."""
-        spec = self.config.draft(draft).model_dump()
+        spec = self.config.draft(draft).model_dump(exclude={"lookup"})  # it changes none of the draft's own guesses
         models = {name: self._source(name) for name in self._models_with(draft)}
         for source in models.values():
             source.pop("path", None)  # where a checkpoint lies does not change it

@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ from workflow.study.prompts import Prompt, slice_of
 from workflow.study.run_extras import Watched, Witness, example_tree, negative_log_likelihood, run
 from workflow.study.run_shape import engine_options
 
+WARM_ROUNDS = 12
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -200,9 +202,12 @@ def run_cell(config: StudyConfig, cell: Cell, output: Path, calibration: Path | 
 
 
 def _warm(bench: Bench, prompt: Prompt) -> None:
+    """The prefill and the first rounds of both arms: memory is there afterwards, and a graph is captured."""
     ids = encode(bench, prompt, [])
     for arm in ("ar", "speculative"):
-        bench.generation(arm, ids, f"warmup-{prompt.prompt_id}").run()
+        rounds = iter(bench.generation(arm, ids, f"warmup-{prompt.prompt_id}"))
+        for _ in islice(rounds, WARM_ROUNDS):
+            pass
 
 
 def _run_prompt(

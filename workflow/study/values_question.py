@@ -15,6 +15,7 @@ from workflow.study.named import Values
 from workflow.study.values_drafts import ALL, common_depth, trained_against_small
 
 HEAD, SMALL = "eagle3", "small"
+COMBINED, LOOKUP = "eagle3_lookup", "ngram"
 VARIANTS = ("eagle3_whole", "small_restricted")
 """The same two with more, or fewer, tokens to guess among."""
 ALIKE = 0.05
@@ -56,6 +57,7 @@ def question_values(
         "ahead": ahead,
         "behind": behind,
         "variants": [whole[name] for name in VARIANTS if name in whole],
+        "combined": combined(level),
         "balance": balance(head, small),
         "categories": by_category(level),
         "needed": needed(ahead, behind, measured["break_even"], measured["predicted"]),
@@ -69,6 +71,23 @@ def chosen_depths(fixed: Sequence[Values], calibration: Mapping[str, Mapping]) -
     whole = [row for row in fixed if row["prompt_set"] == PROJECT and row["category"] == ALL]
     own = [row for row in whole if row["k"] == depths.get(row["draft"])]
     return sorted(own, key=lambda row: -row["decode_speedup"])
+
+
+def combined(level: Sequence[Values]) -> Values | None:
+    """The head behind prompt lookup beside the head and, where it is there, the lookup alone; the category whose yield
+    grows most."""
+    by_draft = {
+        draft: {row["category"]: row for row in level if row["draft"] == draft} for draft in (COMBINED, HEAD, LOOKUP)
+    }
+    both, head = by_draft[COMBINED], by_draft[HEAD]
+    categories = [name for name in both if name in head and name != ALL]
+    if ALL not in both or ALL not in head or not categories:
+        return None
+    growth = {name: both[name]["tokens_per_round"] / head[name]["tokens_per_round"] for name in categories}
+    most = max(categories, key=growth.__getitem__)
+    found = {"both": both[ALL], "head": head[ALL], "category": most, "before": head[most], "after": both[most]}
+    alone = by_draft[LOOKUP].get(ALL)
+    return Values(found | ({} if alone is None else {"lookup": alone}))
 
 
 def balance(head: Values, small: Values) -> str:

@@ -33,7 +33,7 @@ class Engine:
     def __init__(self, loaded: ctypes.CDLL, config):
         check(loaded)
         loaded.attention_scratch.restype = ctypes.c_int64
-        self.loaded, self.config, self.arena = loaded, config, Arena()
+        self.loaded, self.config, self.arena = loaded, config, Arena(loaded)
         self.shape = Shape(config.hidden_size, config.heads, config.kv_heads, config.head_dim, config.eps)
         self._room = (0, 0)
 

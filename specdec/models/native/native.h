@@ -162,6 +162,7 @@ static inline __m512 exponential(__m512 x) {
 }
 
 /* products.c */
+void pack(const bf16 *from, bf16 *to, int64_t inputs, int64_t outputs, int64_t threads);
 void product(const Product *p, const bf16 *x, const float *base, float *y, int64_t rows, int64_t me, int64_t team,
              const Product *next);
 Soon share_of(const Product *p, int64_t me, int64_t team);

@@ -13,6 +13,21 @@ enum { VECTORS = BLOCK / 16, PAIR = 2 * BLOCK }; /* elements that two inputs tak
 enum { MOST_ROWS = 12 }; /* whose sums, with a pair's weights and one row's inputs, fit the 32 registers */
 enum { AHEAD = 4096 };   /* elements: 8 KB */
 
+/* Weights [outputs, inputs] into the blocks of a product, which are zeros before. */
+void pack(const bf16 *from, bf16 *to, int64_t inputs, int64_t outputs, int64_t threads) {
+    const int64_t blocks = (outputs + BLOCK - 1) / BLOCK, pairs = (inputs + 1) / 2;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t block = 0; block < blocks; block++) {
+        const bf16 *rows = from + block * BLOCK * inputs;
+        const int64_t there = smaller(BLOCK, outputs - block * BLOCK);
+        bf16 *at = to + block * pairs * PAIR;
+        for (int64_t k = 0; k < inputs; k += 2, at += PAIR) {
+            const size_t both = sizeof(bf16) * (size_t)smaller(2, inputs - k);
+            for (int64_t row = 0; row < there; row++) __builtin_memcpy(at + 2 * row, rows + row * inputs + k, both);
+        }
+    }
+}
+
 static inline int64_t size_of(const Product *p) { return (p->inputs + 1) / 2 * PAIR; } /* of a block */
 
 /* The block that thread `me` of `team` begins with, and that it ends before as `me` + 1. */

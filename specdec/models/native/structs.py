@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.models.native.memory import large_pages
@@ -69,13 +68,14 @@ class Arena:
     What is placed here lives as long as the arena or a tensor of it does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self._loaded = loaded
         self._chunk: Tensor | None = None
         self._used = 0
         self._kept: list[Tensor] = []
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        """[count], at the start of a cache line."""
+        """[count] zeros, at the start of a cache line."""
         size = count * dtype.itemsize
         if self._chunk is None or self._used + size > len(self._chunk):
             self._chunk, self._used = large_pages(max(size, CHUNK)), 0
@@ -94,10 +94,8 @@ class Arena:
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
         """A weight [out, in] packed: blocks of 32 outputs, within a block 2 inputs of every output side by side."""
         outputs, inputs = weight.shape
-        blocks, pairs = -(-outputs // BLOCK), -(-inputs // 2)
-        even = F.pad(weight, (0, 2 * pairs - inputs, 0, blocks * BLOCK - outputs)).contiguous()
-        packed = self.empty(even.numel(), torch.bfloat16)
-        packed.view(torch.int32).view(blocks, pairs, BLOCK).copy_(
-            even.view(torch.int32).view(blocks, BLOCK, pairs).transpose(1, 2)
-        )
+        given = weight.bfloat16().contiguous()
+        packed = self.empty(-(-outputs // BLOCK) * BLOCK * 2 * -(-inputs // 2), torch.bfloat16)
+        numbers = (ctypes.c_int64(number) for number in (inputs, outputs, torch.get_num_threads()))
+        self._loaded.pack(ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(packed.data_ptr()), *numbers)
         return Product(packed.data_ptr(), None if bias is None else self.floats(bias, BLOCK), inputs, outputs)

@@ -145,8 +145,13 @@ class Heads:
         """The entry as `specdec.drafters.build_drafter` takes it."""
         spec = self.draft(draft)
         if isinstance(spec, EagleDraft):
-            return {"kind": spec.kind, "head": str(self.head_path(draft))}
+            return {"kind": spec.kind, "head": str(self.head_path(draft)), "lookup": spec.model_dump()["lookup"]}
         return spec.model_dump()
+
+    def plain_drafts(self: StudyConfig) -> dict[str, Draft]:
+        """The pair's drafts that look nothing up first: such a draft is of two pieces, with two prices."""
+        drafts = self.pair_in_force().drafts
+        return {name: spec for name, spec in drafts.items() if not getattr(spec, "lookup", None)}
 
     # -- training text ----------------------------------------------------------------------------
     def no_text(self: StudyConfig) -> str:

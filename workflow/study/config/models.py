@@ -62,7 +62,30 @@ class Model(Section):
         return self.fetched or self.assembled
 
 
-class CutDraft(Section):
+class Lookup(Section):
+    """Which earlier n-gram counts as a match, and which of several is taken."""
+
+    rule: Literal["longest", "first", "first_full"] = "longest"
+    max_ngram: Count = 3
+    min_ngram: Count = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_ngram > self.max_ngram:
+            raise PydanticCustomError("order", "min_ngram must not be above max_ngram")
+        return self
+
+
+class StepwiseDraft(Section):
+    """A draft that guesses one level after the other.
+
+    `lookup`: where the text's last tokens stood before, what followed them is proposed instead.
+    """
+
+    lookup: Lookup | None = None
+
+
+class CutDraft(StepwiseDraft):
     """A draft whose head can be cut.
 
     `vocabulary`: it proposes only the first so many token ids of `vocabulary_file`, the most frequent first; without a
@@ -88,7 +111,7 @@ class LanguageModelDraft(CutDraft):
     model: ModelName
 
 
-class LayerSkipDraft(Section):
+class LayerSkipDraft(StepwiseDraft):
     """The target without some blocks: its first `layers` layers (all unless given), its norm and its head."""
 
     kind: Literal["layer_skip"]
@@ -118,19 +141,10 @@ class EagleDraft(CutDraft):
     hub: Text | None = None
 
 
-class NgramDraft(Section):
+class NgramDraft(Lookup):
     """Copies what followed the last n tokens where they stood before."""
 
     kind: Literal["ngram"]
-    rule: Literal["longest", "first", "first_full"] = "longest"
-    max_ngram: Count = 3
-    min_ngram: Count = 1
-
-    @model_validator(mode="after")
-    def _ordered(self) -> NgramDraft:
-        if self.min_ngram > self.max_ngram:
-            raise PydanticCustomError("order", "min_ngram must not be above max_ngram")
-        return self
 
 
 Draft = Annotated[LanguageModelDraft | LayerSkipDraft | EagleDraft | NgramDraft, Field(discriminator="kind")]

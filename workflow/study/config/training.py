@@ -18,6 +18,7 @@ from workflow.study.config.base import (
     Probability,
     Section,
     Seed,
+    Temperature,
     number_says,
     says,
 )
@@ -48,6 +49,9 @@ class Written(Section):
     seed: Seed | None = None
     rows: Count | None = None
     max_user: Count | None = None
+    cut_requests: bool | None = None
+    user_temperature: Temperature | None = None
+    user_top_k: Count | None = None
     max_answer: Count | None = None
     capacity: Count | None = None
     sampled_share: Probability | None = None

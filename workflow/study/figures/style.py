@@ -28,6 +28,7 @@ WORDS = {
     "ngram": "n-gram",
     "eagle3": "EAGLE-3",
     "eagle3_whole": "EAGLE-3 whole",
+    "eagle3_lookup": "EAGLE-3 + n-gram",
     "eagle1": "EAGLE-1",
     "ar": "baseline",
     "max_prob": "max probability",

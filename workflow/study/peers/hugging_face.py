@@ -33,7 +33,7 @@ def arms(setting: Setting) -> Iterator[Arm]:
         lambda ids, tokens: generate(target, ids, tokens),
         token_bytes=TokenBytes(setting.weight_bytes, setting.row_bytes),
     )
-    for name, spec in config.pair_in_force().drafts.items():
+    for name, spec in config.plain_drafts().items():
         if isinstance(spec, LanguageModelDraft) and spec.vocabulary is not None:
             continue  # a head cut to some ids is known to no other tool; the whole draft is an arm already
         if isinstance(spec, LanguageModelDraft):

@@ -40,7 +40,7 @@ def arms(setting: Setting) -> Iterator[Arm]:
     yield Arm(NAME, AR, None, PRECISION, plain.generate, token_bytes=token_bytes(full))
     small = Model(shipped, threads, context)
     yield Arm(NAME, AR, None, kind_of(shipped), small.generate, token_bytes=token_bytes(shipped))
-    for draft, spec in config.pair_in_force().drafts.items():
+    for draft, spec in config.plain_drafts().items():
         if isinstance(spec, NgramDraft):
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 

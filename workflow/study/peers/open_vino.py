@@ -38,7 +38,7 @@ def arms(setting: Setting) -> Iterator[Arm]:
         plain.generate,
         token_bytes=TokenBytes(path.stat().st_size, setting.row_bytes),
     )
-    for draft, spec in config.pair_in_force().drafts.items():
+    for draft, spec in config.plain_drafts().items():
         if isinstance(spec, NgramDraft):
             settings = {"num_assistant_tokens": k, "max_ngram_size": spec.max_ngram}
             looking = Model(path, threads, settings, {"prompt_lookup": True})
