@@ -194,3 +194,27 @@ def test_the_larger_pair_is_spoken_of_by_its_shapes(tmp_path):
     pairs = {"qwen3": CONFIG["pairs"]["smollm2"]}
     _, html = rendered(tmp_path, CONFIG | {"pair": "qwen3", "pairs": pairs})
     assert "How far does this carry?" not in html
+
+
+def test_the_head_behind_prompt_lookup_is_laid_beside_both_parts(tmp_path):
+    folder = write_results(tmp_path, "faster")
+    rows = read_table(folder / DRAFTS)
+    grown = {"all": 1.2, "chat": 1.1, "code": 1.5}
+    copies = [
+        row | {"draft": "eagle3_lookup", "tokens_per_round": grown.get(row["category"], 1) * row["tokens_per_round"]}
+        for row in rows
+        if row["draft"] == "eagle3"
+    ]
+    write_csv(folder / DRAFTS, [*rows, *copies])
+    found, text = said(folder)
+    combined = found["combined"]
+    assert combined["category"] == "code" and combined["lookup"]["draft"] == "ngram"
+    before, after = (combined[name]["tokens_per_round"] for name in ("before", "after"))
+    assert after == pytest.approx(1.5 * before)
+    assert f"The yield grows most on code, from {before:.2f} to {after:.2f} tokens a round." in text
+    assert "The EAGLE-3 head behind prompt lookup yields" in text
+
+
+def test_nothing_is_said_of_looking_up_where_no_draft_does(tmp_path):
+    found, text = said(write_results(tmp_path, "faster"))
+    assert "combined" not in found and "hardly copies" not in text

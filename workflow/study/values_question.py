@@ -57,7 +57,7 @@ def question_values(
         "ahead": ahead,
         "behind": behind,
         "variants": [whole[name] for name in VARIANTS if name in whole],
-        "combined": combined(level),
+        **combined(level),
         "balance": balance(head, small),
         "categories": by_category(level),
         "needed": needed(ahead, behind, measured["break_even"], measured["predicted"]),
@@ -73,21 +73,21 @@ def chosen_depths(fixed: Sequence[Values], calibration: Mapping[str, Mapping]) -
     return sorted(own, key=lambda row: -row["decode_speedup"])
 
 
-def combined(level: Sequence[Values]) -> Values | None:
-    """The head behind prompt lookup beside the head and, where it is there, the lookup alone; the category whose yield
-    grows most."""
+def combined(level: Sequence[Values]) -> dict:
+    """`combined`, where it is there: the head behind prompt lookup beside the head and the lookup alone, and where its
+    yield grows most."""
     by_draft = {
         draft: {row["category"]: row for row in level if row["draft"] == draft} for draft in (COMBINED, HEAD, LOOKUP)
     }
     both, head = by_draft[COMBINED], by_draft[HEAD]
     categories = [name for name in both if name in head and name != ALL]
     if ALL not in both or ALL not in head or not categories:
-        return None
+        return {}
     growth = {name: both[name]["tokens_per_round"] / head[name]["tokens_per_round"] for name in categories}
     most = max(categories, key=growth.__getitem__)
     found = {"both": both[ALL], "head": head[ALL], "category": most, "before": head[most], "after": both[most]}
     alone = by_draft[LOOKUP].get(ALL)
-    return Values(found | ({} if alone is None else {"lookup": alone}))
+    return {"combined": found | ({} if alone is None else {"lookup": alone})}
 
 
 def balance(head: Values, small: Values) -> str:
