@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec.decode import Request, autoregressive, speculative
-from specdec.drafters import Chain, Eagle, LanguageModel, LayerSkip, NGram
+from specdec.drafters import Chain, Eagle, LanguageModel, LayerSkip, LookupFirst, NGram
 from specdec.growth import RULES, build_grower, build_rule
 from specdec.growth.sequoia import fit
 from specdec.measure.audit import NEAR_TIE, audit
@@ -37,6 +37,8 @@ COMBINATIONS = [
     ("small", "fixed", None, "greedy", 4),
     ("small", "max_prob", 0.5, "rejection", 8),
     ("small_restricted", "fixed", None, "greedy", 4),
+    ("lookup, then small", "margin", 0.1, "greedy", 8),
+    ("lookup, then layer_skip 8", "fixed", None, "greedy", 4),
     ("ngram longest", None, None, "greedy", 8),
     ("ngram first", None, None, "rejection", 4),
     ("ngram first_full", None, None, "greedy", 2),
@@ -53,6 +55,7 @@ FLOAT32 = [
     ("layer_skip 8", "max_prob", 0.5, "rejection", 4),
     ("layer_skip 2", "history", None, "greedy", 6),
     ("ngram longest", None, None, "greedy", 8),
+    ("lookup, then small", "history", None, "greedy", 8),
     ("lying oracle", None, None, "rejection", 31),
     ("decoys", None, None, "greedy", 8),
 ]
@@ -84,6 +87,9 @@ def small(folder, tmp_path_factory):
 
 
 def build(kind: str, target, answer, rule, k, threshold, small):
+    if kind.startswith("lookup"):
+        first, then = NGram(max_ngram=4, min_ngram=2), kind.removeprefix("lookup, then ")
+        return LookupFirst(first, build(then, target, answer, rule, k, threshold, small))
     if kind.startswith("small"):
         name = str(target.dtype).removeprefix("torch.")
         return Chain(LanguageModel(small(kind, name), target.vocabulary), build_rule(rule, k, threshold))
