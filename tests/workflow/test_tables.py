@@ -108,7 +108,7 @@ def test_fixed_k_has_the_baseline_first(config, folder):
     assert first["speedup_low"] <= 1 <= first["speedup_high"]
     assert first["verdict"] == "not distinguishable"
     assert [(row["draft"], row["k"]) for row in rows[1:]] == [
-        (draft, k) for draft in ("small", "eagle3", "ngram") for k in (1, 2, 4, 8)
+        (draft, k) for draft in ("small", "eagle3", "eagle3_lookup", "ngram") for k in (1, 2, 4, 8)
     ]
     deep = next(row for row in rows if row["draft"] == "eagle3" and row["k"] == 4)
     assert deep["verdict"] == "faster"

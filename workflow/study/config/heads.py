@@ -145,7 +145,8 @@ class Heads:
         """The entry as `specdec.drafters.build_drafter` takes it."""
         spec = self.draft(draft)
         if isinstance(spec, EagleDraft):
-            return {"kind": spec.kind, "head": str(self.head_path(draft)), "lookup": spec.model_dump()["lookup"]}
+            looked_up = spec.model_dump(include={"lookup"}, exclude_none=True)
+            return {"kind": spec.kind, "head": str(self.head_path(draft)), **looked_up}
         return spec.model_dump()
 
     def plain_drafts(self: StudyConfig) -> dict[str, Draft]:
