@@ -81,20 +81,19 @@ class Tokenizer:
 
 
 _KNOWN: dict[str, object] = {}
-_FILES = ("*token*", "vocab*", "merges.txt", "*chat_template*", "*.model")
-
-
-def _contents(path: Path) -> str:
-    """A hash of the files that a folder's tokenizer is read from."""
-    files = sorted({file for pattern in _FILES for file in path.glob(pattern) if file.is_file()})
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+"""Tokenizers by the contents of their files; none is ever changed."""
 
 
 def _read(path: Path):
-    """Of a folder; a draft whose files are its target's shares the target's, which is never changed."""
-    key = _contents(path)
+    """Of a folder.  A draft often has its target's very files and then shares its tokenizer, where these files are all
+    that it is read from."""
+    found = _class_for(path)
+    if found.__name__ not in GENERIC:
+        return found.from_pretrained(path)
+    files = sorted({*path.glob("*token*"), *path.glob("*chat_template*")})
+    key = hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files if f.is_file())).hexdigest()
     if key not in _KNOWN:
-        _KNOWN[key] = _class_for(path).from_pretrained(path)
+        _KNOWN[key] = found.from_pretrained(path)
     return _KNOWN[key]
 
 

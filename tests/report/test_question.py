@@ -212,9 +212,9 @@ def test_the_head_behind_prompt_lookup_is_laid_beside_both_parts(tmp_path):
     before, after = (combined[name]["tokens_per_round"] for name in ("before", "after"))
     assert after == pytest.approx(1.5 * before)
     assert f"The yield grows most on code, from {before:.2f} to {after:.2f} tokens a round." in text
-    assert "The EAGLE-3 head behind prompt lookup yields" in text
+    assert "can be looked up at next to no cost. The EAGLE-3 head behind prompt lookup yields" in text
 
 
 def test_nothing_is_said_of_looking_up_where_no_draft_does(tmp_path):
     found, text = said(write_results(tmp_path, "faster"))
-    assert "combined" not in found and "hardly copies" not in text
+    assert "combined" not in found and "can be looked up" not in text

@@ -41,6 +41,7 @@ from workflow.study.run_extras import Watched, Witness, example_tree, negative_l
 from workflow.study.run_shape import engine_options
 
 WARM_ROUNDS = 12
+"""Of a generation before the timed ones."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
