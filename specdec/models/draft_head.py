@@ -70,7 +70,7 @@ class EagleHead:
             self._turns = rotary.table(self.config, 2 * max(wanted), self._target.dtype, device)
         turns = self._turns[torch.tensor(wanted, device=device)]
         attention = CachedAttention(cache, rows, turns, self._target.dtype, mask)
-        out = self._layer.step(self._embed(tokens), hidden, lambda q, k, v: attention(0, q, k, v), turns)
+        out = self._layer.step(self._embed(tokens), hidden, attention, turns)
         cache.length = attention.start + rows
         return out, self._layer.logits(out[rows - scored :]).to(self._target.accumulator) if scored else None
 

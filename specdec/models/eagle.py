@@ -47,6 +47,7 @@ class EagleConfig:
     trained_depth: int = 0
     norm_before_residual: bool = False
     rope_scaling: Llama3Scaling | None = None
+    layers: int = 1
 
     @classmethod
     def for_target(cls, target: ModelConfig, version: int, draft_vocabulary: int | None, **changes) -> EagleConfig:
@@ -69,31 +70,35 @@ class EagleConfig:
         }
         return cls(**(values | changes))
 
-    @property
-    def layers(self) -> int:
-        return 1
-
     def shapes(self) -> dict[str, tuple[int, int]]:
         """[out, in] of every product the head owns."""
         h, q, kv = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
         wide = 2 * h if self.version == 3 else h
         fused = len(self.taps) * self.target_hidden_size if self.version == 3 else 2 * h
-        shapes = {
-            "fc": (h, fused),
-            "qkv": (q + 2 * kv, wide),
-            "o": (h, q),
-            "gate_up": (2 * self.intermediate_size, h),
-            "down": (h, self.intermediate_size),
-        }
+        shapes = {"fc": (h, fused)}
+        for index in range(self.layers):
+            shapes |= {
+                at("qkv", index): (q + 2 * kv, h if index else wide),
+                at("o", index): (h, q),
+                at("gate_up", index): (2 * self.intermediate_size, h),
+                at("down", index): (h, self.intermediate_size),
+            }
         if self.version == 3 and self.own_head:
             shapes["head"] = (self.draft_vocabulary, h)
         return shapes
 
     def norms(self) -> tuple[str, ...]:
-        return ("input", "hidden", "post", "final") if self.version == 3 else ("post",)
+        """Names; every layer behind the first norms its input once and the middle once."""
+        own = ("input", "hidden", "post", "final") if self.version == 3 else ("post",)
+        return own + tuple(at(name, index) for index in range(1, self.layers) for name in ("input", "post"))
 
     def as_dict(self) -> dict:
         return asdict(self)
+
+
+def at(name: str, layer: int) -> str:
+    """A product's or norm's name in a layer of the head: bare in the first."""
+    return f"{name}_{layer}" if layer else name
 
 
 def default_taps(version: int, layers: int) -> tuple[int, ...]:
@@ -122,10 +127,10 @@ class EagleLayer:
         return _wide(self._product("fc", features)) if self.config.version == 3 else features
 
     def step(self, embedded: Tensor, hidden: Tensor, attention: Callable, turns: Tensor) -> Tensor:
-        """One layer: embeddings and states [..., rows, h] -> the next states, before the final norm.
+        """Embeddings and states [..., rows, h] -> the next states, before the final norm.
 
-        `attention(q, k, v)` mixes [..., rows, heads, d]; `turns` [rows, d/2] are the rows' rotations.  It may answer
-        for the last rows alone: the others' work ends with their keys and values.
+        `attention(layer, q, k, v)` mixes [..., rows, heads, d]; `turns` [rows, d/2] are the rows' rotations.  In the
+        last layer it may answer for the last rows alone: the others' work ends with their keys and values.
         """
         c = self.config
         if c.version == 3:
@@ -134,14 +139,22 @@ class EagleLayer:
             x = torch.cat([self._norm("input", embedded), normed], dim=-1)
         else:
             residual = x = _wide(self._product("fc", torch.cat([embedded, hidden], dim=-1)))
-        heads = self._product("qkv", x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        out = self._block(0, x, residual, attention, turns)
+        for index in range(1, c.layers):
+            out = self._block(index, self._norm(at("input", index), out), out, attention, turns)
+        return out
+
+    def _block(self, index: int, x: Tensor, residual: Tensor, attention: Callable, turns: Tensor) -> Tensor:
+        """One decoder layer, given its normed input."""
+        c = self.config
+        heads = self._product(at("qkv", index), x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
         turning, values = heads.split([c.heads + c.kv_heads, c.kv_heads], dim=-2)
         turned = rotary.rotate(_wide(turning), turns)
         q, k = turned.to(heads.dtype).split([c.heads, c.kv_heads], dim=-2)
-        mixed = attention(q, k, values).flatten(-2)
-        a = residual[..., -mixed.shape[-2] :, :] + self._product("o", mixed)
-        gate, up = self._product("gate_up", self._norm("post", a)).chunk(2, dim=-1)
-        return a + self._product("down", F.silu(gate) * up)
+        mixed = attention(index, q, k, values).flatten(-2)
+        a = residual[..., -mixed.shape[-2] :, :] + self._product(at("o", index), mixed)
+        gate, up = self._product(at("gate_up", index), self._norm(at("post", index), a)).chunk(2, dim=-1)
+        return a + self._product(at("down", index), F.silu(gate) * up)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., rows, V_d]"""

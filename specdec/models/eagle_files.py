@@ -1,7 +1,8 @@
 """EAGLE checkpoints: the three public dialects read, one written.
 
-SafeAILab and SpecForge name the layer `midlayer.`, speculators (and EAGLE-1) `layers.0.`; what is in a file is decided
-by its tensors, never by the `architectures` entry.  Tapped layers are stored under two conventions: speculators (and
+SafeAILab and SpecForge name the layer `midlayer.`, speculators (and EAGLE-1) `layers.0.`; further layers of an EAGLE-3
+head, which speculators and vLLM know, are `layers.1.` and so on.  What is in a file is decided by its tensors, never by
+the `architectures` entry.  Tapped layers are stored under two conventions: speculators (and
 vLLM) count inputs of layers, as `hidden_states` does, SpecForge (and sglang) count outputs, one less.  `d2t` holds
 offsets: the target's id of draft token i is i + d2t[i].
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from specdec.errors import UserError
 from specdec.models import rotary
 from specdec.models.config import ModelConfig, rotary_settings
-from specdec.models.eagle import EagleConfig, default_taps
+from specdec.models.eagle import EagleConfig, at, default_taps
 from specdec.models.loading import read_tensors, weight_files
 
 _NORMS = {"input_layernorm": "input", "hidden_norm": "hidden", "post_attention_layernorm": "post"}
@@ -47,8 +48,10 @@ class _File:
         prefixes = [p for p in ("midlayer.", "layers.0.") if any(name.startswith(p) for name in self.tensors)]
         if not prefixes:
             raise self.error("neither midlayer.* nor layers.0.* is in the file: not an EAGLE head")
-        self.prefix = prefixes[0]
-        self.version = 3 if f"{self.prefix}hidden_norm.weight" in self.tensors else 1
+        self.prefixes = [prefixes[0]]
+        while any(name.startswith(f"layers.{len(self.prefixes)}.") for name in self.tensors):
+            self.prefixes.append(f"layers.{len(self.prefixes)}.")
+        self.version = 3 if f"{self.prefixes[0]}hidden_norm.weight" in self.tensors else 1
         borrowed = self.raw.get("target_lm_head", self.raw.get("draft_vocab_size", 0) is None)
         self.own_head = self.version == 3 and not borrowed
 
@@ -60,8 +63,8 @@ class _File:
             raise self.error(f"tensor {name} is missing")
         return self.tensors[name]
 
-    def layer(self, name: str) -> Tensor:
-        return self.get(f"{self.prefix}{name}.weight")
+    def layer(self, name: str, index: int = 0) -> Tensor:
+        return self.get(f"{self.prefixes[index]}{name}.weight")
 
     def setting(self, key: str) -> object:
         if key not in self.inner:
@@ -121,6 +124,7 @@ def _config(file: _File, target: ModelConfig) -> EagleConfig:
         own_head=file.own_head,
         trained_depth=file.raw.get("trained_depth", 0),
         norm_before_residual=bool(file.raw.get("norm_before_residual", False)),
+        layers=len(file.prefixes),
     )
     stated = {
         "hidden_size": (inner, hidden),
@@ -157,19 +161,9 @@ def _taps(file: _File, target: ModelConfig) -> tuple[int, ...]:
 
 def _check(file: _File, config: EagleConfig, target: ModelConfig) -> None:
     """Every tensor is there, none is left over, and each has its shape."""
-    c, expected = config, {}
-    products = c.shapes()
-    q, kv, wide = c.heads * c.head_dim, c.kv_heads * c.head_dim, products["qkv"][1]
-    layer = {
-        "self_attn.q_proj": (q, wide),
-        "self_attn.k_proj": (kv, wide),
-        "self_attn.v_proj": (kv, wide),
-        "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
-        "mlp.up_proj": (c.intermediate_size, c.hidden_size),
-        **{theirs: products[ours] for theirs, ours in _SINGLE.items()},
-        **{theirs: (c.hidden_size,) for theirs, ours in _NORMS.items() if ours in c.norms()},
-    }
-    expected = {f"{file.prefix}{name}.weight": shape for name, shape in layer.items()}
+    c, products, expected = config, config.shapes(), {}
+    for index, prefix in enumerate(file.prefixes):
+        expected |= {f"{prefix}{name}.weight": shape for name, shape in _layer_shapes(c, index).items()}
     expected["fc.weight"] = products["fc"]
     optional = {"fc.bias": (c.hidden_size,), "embed_tokens.weight": (target.vocab_size, c.hidden_size)}
     if c.version == 3:
@@ -191,6 +185,21 @@ def _check(file: _File, config: EagleConfig, target: ModelConfig) -> None:
         raise file.error(f"it is {c.hidden_size} wide and has no embedding; the target's is {target.hidden_size} wide")
 
 
+def _layer_shapes(c: EagleConfig, index: int) -> dict[str, tuple[int, ...]]:
+    """Of one layer's tensors, by their names in a file."""
+    products = c.shapes()
+    q, kv, wide = c.heads * c.head_dim, c.kv_heads * c.head_dim, products[at("qkv", index)][1]
+    return {
+        "self_attn.q_proj": (q, wide),
+        "self_attn.k_proj": (kv, wide),
+        "self_attn.v_proj": (kv, wide),
+        "mlp.gate_proj": (c.intermediate_size, c.hidden_size),
+        "mlp.up_proj": (c.intermediate_size, c.hidden_size),
+        **{theirs: products[at(ours, index)] for theirs, ours in _SINGLE.items()},
+        **{theirs: (c.hidden_size,) for theirs, ours in _NORMS.items() if at(ours, index) in c.norms()},
+    }
+
+
 def _vocabulary(file: _File, target: ModelConfig) -> Tensor | None:
     size = _size(file, target)
     if "d2t" not in file.tensors:
@@ -209,14 +218,20 @@ def _vocabulary(file: _File, target: ModelConfig) -> Tensor | None:
 
 
 def _weights(file: _File, config: EagleConfig) -> dict[str, Tensor]:
-    q, k = (rotary.pair_neighbours(file.layer(f"self_attn.{name}_proj"), config.head_dim) for name in "qk")
-    weights = {
-        "fc": file.get("fc.weight"),
-        "qkv": torch.cat([q, k, file.layer("self_attn.v_proj")]),
-        "gate_up": torch.cat([file.layer("mlp.gate_proj"), file.layer("mlp.up_proj")]),
-        **{ours: file.layer(theirs) for theirs, ours in _SINGLE.items()},
-        **{ours: file.layer(theirs) for theirs, ours in _NORMS.items() if ours in config.norms()},
-    }
+    weights = {"fc": file.get("fc.weight")}
+    for index in range(config.layers):
+
+        def own(name: str, index: int = index) -> Tensor:
+            return file.layer(name, index)
+
+        q, k = (rotary.pair_neighbours(own(f"self_attn.{name}_proj"), config.head_dim) for name in "qk")
+        layer = {
+            "qkv": torch.cat([q, k, own("self_attn.v_proj")]),
+            "gate_up": torch.cat([own("mlp.gate_proj"), own("mlp.up_proj")]),
+            **{ours: own(theirs) for theirs, ours in _SINGLE.items()},
+            **{ours: own(theirs) for theirs, ours in _NORMS.items() if at(ours, index) in config.norms()},
+        }
+        weights |= {at(name, index): value for name, value in layer.items()}
     if config.version == 3:
         weights |= {"final": file.get("norm.weight")}
         weights |= {"head": file.get("lm_head.weight")} if config.own_head else {}
@@ -234,19 +249,21 @@ def write_head(
     from safetensors.torch import save_file
 
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    wq, wk, wv = weights["qkv"].split([q, kv, kv])
-    gate, up = weights["gate_up"].chunk(2)
-    p = "midlayer." if config.version == 3 else "layers.0."
-    tensors = {
-        "fc.weight": weights["fc"],
-        f"{p}self_attn.q_proj.weight": rotary.pair_halves(wq, config.head_dim),
-        f"{p}self_attn.k_proj.weight": rotary.pair_halves(wk, config.head_dim),
-        f"{p}self_attn.v_proj.weight": wv,
-        f"{p}mlp.gate_proj.weight": gate,
-        f"{p}mlp.up_proj.weight": up,
-        **{f"{p}{theirs}.weight": weights[ours] for theirs, ours in _SINGLE.items()},
-        **{f"{p}{theirs}.weight": weights[ours] for theirs, ours in _NORMS.items() if ours in config.norms()},
-    }
+    tensors = {"fc.weight": weights["fc"]}
+    for index in range(config.layers):
+        own = {name: weights[at(name, index)] for name in ("qkv", "gate_up", *_SINGLE.values())}
+        own |= {name: weights[at(name, index)] for name in _NORMS.values() if at(name, index) in config.norms()}
+        wq, wk, wv = own["qkv"].split([q, kv, kv])
+        gate, up = own["gate_up"].chunk(2)
+        p = "midlayer." if config.version == 3 and index == 0 else f"layers.{index}."
+        tensors |= {
+            f"{p}self_attn.q_proj.weight": rotary.pair_halves(wq, config.head_dim),
+            f"{p}self_attn.k_proj.weight": rotary.pair_halves(wk, config.head_dim),
+            f"{p}self_attn.v_proj.weight": wv,
+            f"{p}mlp.gate_proj.weight": gate,
+            f"{p}mlp.up_proj.weight": up,
+            **{f"{p}{theirs}.weight": own[ours] for theirs, ours in (_SINGLE | _NORMS).items() if ours in own},
+        }
     if "fc.bias" in weights:
         tensors["fc.bias"] = weights["fc.bias"]
     if config.version == 3:
@@ -273,7 +290,7 @@ def _settings(config: EagleConfig, vocabulary: int) -> dict:
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.layers,
         "rms_norm_eps": config.eps,
         "rope_theta": config.rope_theta,
         "max_position_embeddings": config.max_positions,

@@ -75,29 +75,29 @@ def collate(items: Sequence[States], steps: int) -> Batch:
 class StepAttention:
     """Attention of training-time test: keys of step 0 causally, of each later step on the diagonal."""
 
-    def __init__(self, length: int, first: int = 0, device: torch.device | str = "cpu"):
-        """Answers for indices `first` to `length`."""
+    def __init__(self, length: int, first: int = 0, device: torch.device | str = "cpu", layers: int = 1):
+        """Its last layer answers for indices `first` to `length`, as all do in later steps."""
         future = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
-        self._future = torch.zeros(length, length, device=device).masked_fill_(future, -math.inf)[first:]
-        self._first = first
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._future = torch.zeros(length, length, device=device).masked_fill_(future, -math.inf)
+        self._length, self._first, self._last = length, first, layers - 1
+        self._keys: list[list[Tensor]] = [[] for _ in range(layers)]
+        self._values: list[list[Tensor]] = [[] for _ in range(layers)]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B, T, heads, d], k and v [B, T, kv_heads, d] -> [B, T - first, heads, d]; T is less by `first` in later
-        steps."""
-        if not self._keys:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, T, heads, d], k and v [B, T, kv_heads, d] -> the mixed values of the indices answered for; T is less
+        by `first` in later steps."""
+        keys, values = self._keys[layer], self._values[layer]
+        if not keys and layer == self._last:
             q = q[:, self._first :]
         groups = q.shape[2] // k.shape[2]
-        self._keys.append(k.repeat_interleave(groups, dim=2))
-        self._values.append(v.repeat_interleave(groups, dim=2))
-        scale = q.shape[-1] ** -0.5
-        causal = torch.einsum("bthd,bshd->bhts", q, self._keys[0]).float() * scale + self._future
-        diagonal = [torch.einsum("bthd,bthd->bht", q, key).float()[..., None] * scale for key in self._keys[1:]]
+        keys.append(k.repeat_interleave(groups, dim=2))
+        values.append(v.repeat_interleave(groups, dim=2))
+        scale, length = q.shape[-1] ** -0.5, self._length
+        causal = torch.einsum("bthd,bshd->bhts", q, keys[0]).float() * scale + self._future[length - q.shape[1] :]
+        diagonal = [torch.einsum("bthd,bthd->bht", q, key).float()[..., None] * scale for key in keys[1:]]
         weights = torch.cat([causal, *diagonal], dim=-1).softmax(-1).to(v.dtype)
-        length = self._keys[0].shape[1]
-        mixed = torch.einsum("bhts,bshd->bthd", weights[..., :length], self._values[0])
-        for i, value in enumerate(self._values[1:]):
+        mixed = torch.einsum("bhts,bshd->bthd", weights[..., :length], values[0])
+        for i, value in enumerate(values[1:]):
             mixed = mixed + weights[..., length + i].transpose(1, 2)[..., None] * value
         return mixed
 
@@ -169,7 +169,7 @@ class EagleModule(nn.Module):
         early."""
         layer, length, first = self.layer(), batch.length, batch.first
         hidden = layer.fuse(batch.features.float())
-        attention = StepAttention(length, first, hidden.device)
+        attention = StepAttention(length, first, hidden.device, self.config.layers)
         turns = rotary.table(self.config, length + steps, torch.float32, hidden.device)
         for k in range(steps):
             seen = slice(k + first if k else 0, k + length)

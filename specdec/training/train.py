@@ -116,6 +116,9 @@ def _head(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Samp
         shape["taps"] = _taps(flags.taps, origin)
     if version == 3:
         shape["own_head"] = recipe.head == "own"
+    if recipe.start not in STARTS:  # as many layers and heads of attention as it has
+        begun, *_ = read_head(Path(recipe.start), origin)
+        shape |= {name: getattr(begun, name) for name in ("layers", "heads", "kv_heads", "head_dim", "intermediate_size")}
     config = EagleConfig.for_target(origin, version, size, **shape)
     torch.manual_seed(recipe.seed)
     frozen = None if config.own_head else (head if used is None else head[used]).to(torch.bfloat16)

@@ -55,13 +55,14 @@ class Oracle(Eagle):
         return torch.nn.functional.one_hot(torch.tensor([token]), logits.shape[1]).double()
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize(("version", "layers"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("k", range(1, 9))
-def test_greedy_text_is_the_baselines_at_every_depth(version, k):
+def test_greedy_text_is_the_baselines_at_every_depth(version, layers, k):
     target = heads.target_of()
     for length in (1, 2, 7):
         request = Request(tiny.prompt_of(length), 24)
-        record = speculative(target, Chain(head(target, version), build_rule("fixed", k)), request, k=k).run()
+        draft = head(target, version, layers=layers)
+        record = speculative(target, Chain(draft, build_rule("fixed", k)), request, k=k).run()
         assert record.output_ids == autoregressive(target, request).run().output_ids
 
 
@@ -136,12 +137,12 @@ def test_a_long_prompt_and_a_context_that_ends_are_no_special_cases():
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 100])
-@pytest.mark.parametrize("length", [1, 2, 9])
-def test_after_any_acceptance_the_head_holds_the_pairs_of_a_fresh_pass_over_the_text(period, length):
+@pytest.mark.parametrize(("length", "layers"), [(1, 1), (2, 1), (9, 1), (9, 2)])
+def test_after_any_acceptance_the_head_holds_the_pairs_of_a_fresh_pass_over_the_text(period, length, layers):
     """Partly accepted drafts leave the target's states of what was accepted, and nothing of their own."""
     target, prompt = heads.target_of(), tiny.prompt_of(length)
     text = [*prompt, *autoregressive(target, Request(prompt, 30)).run().output_ids]
-    config = heads.config_of()
+    config = heads.config_of(layers=layers)
     draft = Oracle(config, heads.weights_of(config), target).aim(text, lambda at: at % period != 0)
     known, seen = list(prompt), set()
     for record in speculative(target, Chain(draft, build_rule("fixed", 4)), Request(prompt, 24), k=4):
@@ -166,12 +167,12 @@ def _context(draft, target):
     return SimpleNamespace(capacity=draft._cache.capacity, target=target)
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize(("version", "layers"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("size", [None, 30])
-def test_training_and_decoding_see_the_same_tensors(version, size):
+def test_training_and_decoding_see_the_same_tensors(version, layers, size):
     """The module unrolled over a text equals the draft model fed step by step from every one of its positions."""
     target = heads.target_of(dtype=torch.float32)
-    config = heads.config_of(version, size if version == 3 else None)
+    config = heads.config_of(version, size if version == 3 else None, layers=layers)
     used = heads.vocabulary_of(size) if size and version == 3 else None
     sample, steps = heads.written(target, 3, 20), 4
     batch = collate([heads.corpus_of(config, [sample]).states(0)], steps)

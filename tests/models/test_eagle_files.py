@@ -65,6 +65,7 @@ SCALING = Llama3Scaling(8.0, 1.0, 4.0, 32)
         {"taps": (0, 1, 4)},
         {"norm_before_residual": True},
         {"rope_scaling": SCALING},
+        {"layers": 3},
         {"rope_theta": 123.0, "heads": 8, "head_dim": 16, "kv_heads": 4, "intermediate_size": 48, "eps": 1e-3},
     ],
 )
@@ -186,7 +187,7 @@ def test_a_missing_tensor_is_named(folder, name):
     assert f"tensor {name} is missing" in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["midlayer.self_attn.q_proj.bias", "layers.1.mlp.up_proj.weight", "input_norm.weight"])
+@pytest.mark.parametrize("name", ["midlayer.self_attn.q_proj.bias", "layers.2.mlp.up_proj.weight", "input_norm.weight"])
 def test_a_tensor_too_many_is_named(folder, name):
     change(folder, lambda tensors: tensors.update({name: torch.zeros(4)}))
     assert f"tensor {name} is not part of an EAGLE-3 head (1 in all)" in refusal(folder)

@@ -26,7 +26,7 @@ def test_an_eagle_3_layer_adds_to_the_state_as_it_came_or_normalised_as_its_file
     embedded, hidden = (torch.randn(5, 32, generator=generator, dtype=torch.float64) for _ in range(2))
     turns = rotary.table(config, 5, torch.float64, torch.device("cpu"))
     groups = config.heads // config.kv_heads
-    found = layer.step(embedded, hidden, lambda q, k, v: v.repeat_interleave(groups, dim=-2), turns)
+    found = layer.step(embedded, hidden, lambda layer, q, k, v: v.repeat_interleave(groups, dim=-2), turns)
 
     u, e = norm(hidden, w["hidden"], config.eps), norm(embedded, w["input"], config.eps)
     values = F.linear(torch.cat([e, u], -1), w["qkv"])[:, -config.kv_heads * config.head_dim :]

@@ -17,6 +17,7 @@ HEADS = {
     "3 cut": (3, 30, {}),
     "3 normed residual": (3, None, {"norm_before_residual": True}),
     "3 wide, own embedding": (3, 41, {"hidden_size": 48, "head_dim": 12, "intermediate_size": 70}),
+    "3 of three layers": (3, 30, {"layers": 3}),
     "1": (1, None, {}),
 }
 

@@ -37,7 +37,7 @@ def test_attention_across_steps_is_the_masked_attention_written_down_above():
     q = torch.randn(2, 9, 4, 8, generator=generator, dtype=torch.float64)
     k, v = (torch.randn(2, 9, 2, 8, generator=generator, dtype=torch.float64) for _ in "kv")
     attention = StepAttention(3)
-    ours = torch.cat([attention(*(x[:, 3 * i : 3 * i + 3] for x in (q, k, v))) for i in range(3)], dim=1)
+    ours = torch.cat([attention(0, *(x[:, 3 * i : 3 * i + 3] for x in (q, k, v))) for i in range(3)], dim=1)
     scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(2, 2)) / math.sqrt(8)
     weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
     dense = torch.einsum("bhts,bshd->bthd", weights, v.repeat_interleave(2, 2))
@@ -51,8 +51,8 @@ def test_rows_before_the_first_that_is_wanted_give_keys_and_values_alone():
     whole, cut = StepAttention(5), StepAttention(5, first=2)
     for i in range(3):
         every = slice(2 if i else 0, None)
-        expected = whole(q[:, i], k[:, i], v[:, i])[:, 2:]
-        torch.testing.assert_close(cut(q[:, i, every], k[:, i, every], v[:, i, every]), expected, rtol=0, atol=1e-6)
+        expected = whole(0, q[:, i], k[:, i], v[:, i])[:, 2:]
+        torch.testing.assert_close(cut(0, q[:, i, every], k[:, i, every], v[:, i, every]), expected, rtol=0, atol=1e-6)
 
 
 SAMPLE = Sample(7, tuple(range(10, 22)), (False,) * 5 + (True,) * 7)

@@ -1,7 +1,7 @@
 /* One step of an EAGLE head in one call: states and embeddings in, the next states and their logits out.
  *
  * EAGLE-3 (`hidden_norm` is there) normalises embedding and state apart and attends over both side by side; EAGLE-1 merges
- * them in the product `fc`.  The layer behind is a decoder's.
+ * them in the product `fc`.  The layers behind are a decoder's.
  */
 #include <omp.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static void member(const Head *head, const Work *work, const Place *place, const
     if (head->hidden_norm) {
         if (guess->features) {
             narrowed(guess->features, x, rows * head->fc.inputs);
-            product(&head->fc, x, 0, work->hidden, rows, me, team, &head->layer.qkv);
+            product(&head->fc, x, 0, work->hidden, rows, me, team, &head->layers->qkv);
         } else if (!me)
             memcpy(work->hidden, guess->states, (size_t)(rows * hidden) * sizeof(float));
 #pragma omp barrier
@@ -48,14 +48,22 @@ static void member(const Head *head, const Work *work, const Place *place, const
     } else {
         side_by_side(head, guess, guess->states, scratch, x, rows);
         lap(seconds, ROWS);
-        product(&head->fc, x, 0, work->hidden, rows, me, team, &head->layer.qkv);
+        product(&head->fc, x, 0, work->hidden, rows, me, team, &head->layers->qkv);
 #pragma omp barrier
         lap(seconds, PRODUCTS);
         narrowed(work->hidden, x, rows * hidden);
     }
     lap(seconds, ROWS);
-    attention_block(shape, &head->layer, place, 0, work, x, me, team, &head->layer.gate, seconds);
-    mlp_block(shape, &head->layer, work, rows, me, team, guess->scored ? &head->head : 0, seconds);
+    for (int64_t index = 0; index < head->count; index++) {
+        const Layer *layer = head->layers + index;
+        const Product *next = index + 1 < head->count ? &layer[1].qkv : guess->scored ? &head->head : 0;
+        if (index) {
+            norm(work->hidden, layer->attention_norm, 0, x, rows, hidden, shape->eps);
+            lap(seconds, ROWS);
+        }
+        attention_block(shape, layer, place, index, work, x, me, team, &layer->gate, seconds);
+        mlp_block(shape, layer, work, rows, me, team, next, seconds);
+    }
     if (!me) memcpy(guess->out, work->hidden, (size_t)(rows * hidden) * sizeof(float));
     if (guess->scored) {
         const float *last = work->hidden + (rows - guess->scored) * hidden;

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from specdec.models import rotary
 from specdec.models.blocks import BlockWeights
-from specdec.models.eagle import EagleConfig
+from specdec.models.eagle import EagleConfig, at
 from specdec.models.kvcache import KVCache
 from specdec.models.native.forward import Engine, NativeModel, row_address, token_ids
 from specdec.models.native.rows import Rows
-from specdec.models.native.structs import BREADTH, Guess, Head
+from specdec.models.native.structs import BREADTH, Guess, Head, Layer
 
 
 class NativeHead(Engine):
@@ -26,23 +26,25 @@ class NativeHead(Engine):
         self._target = target  # its memory is used here
         self._embedding = weights.get("embedding", target.embedding).bfloat16().contiguous()
         w = {name: weight.bfloat16() for name, weight in weights.items()}
-        place, layer = self.arena.product, self.layer(_block(config, w))
+        place = self.arena.product
+        self._layers = (Layer * config.layers)(*(self.layer(_block(w, index)) for index in range(config.layers)))
 
         def norm(name: str) -> int | None:
             return self.arena.floats(weights[name]) if name in weights else None
 
         self._head = Head(
             shape=self.shape,
-            layer=layer,
             fc=place(w["fc"], w.get("fc.bias")),
             head=place(w["head"], w.get("head.bias")) if config.version == 3 else target.head,
             embedding=self._embedding.data_ptr(),
             input_norm=norm("input"),
             hidden_norm=norm("hidden"),
             final_norm=norm("final"),
+            layers=addressof(self._layers),
+            count=config.layers,
             norm_before_residual=config.norm_before_residual,
         )
-        products = (self._head.fc, layer.qkv, layer.o, layer.down)
+        products = (self._head.fc, *(p for layer in self._layers for p in (layer.qkv, layer.o, layer.down)))
         self._turns = self._table(512)
         self._wide = max(2 * config.hidden_size, *(product.inputs for product in products))
 
@@ -68,7 +70,7 @@ class NativeHead(Engine):
         features, states = (None if given is None else given.float().contiguous() for given in (features, states))
         out = torch.empty(count, self.config.hidden_size)
         logits = torch.empty(scored, self._head.head.outputs) if scored else None
-        work = self.buffers(self._head.layer, self._wide, rows.capacity, threads)
+        work = self.buffers(self._layers[0], self._wide, rows.capacity, threads)
         for first, place in rows.places(self._turns):
             begin = max(first, count - scored)  # the first row of this piece that is scored
             end = min(first + BREADTH, count)
@@ -90,18 +92,26 @@ class NativeHead(Engine):
         return rotary.table(self.config, positions, torch.bfloat16, torch.device("cpu"))
 
 
-def _block(config: EagleConfig, weights: Mapping[str, Tensor]) -> BlockWeights:
-    """The layer behind the head's own front, which has normed its input already."""
-    gate, up = weights["gate_up"].chunk(2)
-    gate_bias, up_bias = weights["gate_up.bias"].chunk(2) if "gate_up.bias" in weights else (None, None)
+def _block(weights: Mapping[str, Tensor], index: int) -> BlockWeights:
+    """A layer; the input of the first is normed by the head's own front."""
+
+    def own(name: str) -> Tensor | None:
+        return weights.get(at(name, index))
+
+    def bias(name: str) -> Tensor | None:
+        return weights.get(f"{at(name, index)}.bias")
+
+    gate, up = own("gate_up").chunk(2)
+    gate_bias, up_bias = (None, None) if bias("gate_up") is None else bias("gate_up").chunk(2)
     return BlockWeights(
-        qkv=weights["qkv"],
-        o=weights["o"],
+        qkv=own("qkv"),
+        o=own("o"),
         gate=gate,
         up=up,
-        down=weights["down"],
-        mlp_norm=weights["post"],
+        down=own("down"),
+        attention_norm=own("input") if index else None,
+        mlp_norm=own("post"),
         gate_bias=gate_bias,
         up_bias=up_bias,
-        **{f"{name}_bias": weights.get(f"{name}.bias") for name in ("qkv", "o", "down")},
+        **{f"{name}_bias": bias(name) for name in ("qkv", "o", "down")},
     )

@@ -91,11 +91,11 @@ typedef struct {
 /* An EAGLE head, and what a step of it is given and asked for. */
 typedef struct {
     Shape shape;
-    Layer layer;
     Product fc, head;
     const bf16 *embedding;
     const float *input_norm, *hidden_norm, *final_norm; /* null for EAGLE-1 */
-    int64_t norm_before_residual;
+    const Layer *layers;                                /* the first's input is normed in front of it */
+    int64_t count, norm_before_residual;
 } Head;
 
 typedef struct {

@@ -47,8 +47,8 @@ Asked = _struct(
 )
 Head = _struct(
     "Head",
-    "Shape shape, Layer layer, Product fc head, pointer embedding input_norm hidden_norm final_norm,"
-    "whole norm_before_residual",
+    "Shape shape, Product fc head, pointer embedding input_norm hidden_norm final_norm layers,"
+    "whole count norm_before_residual",
 )
 Guess = _struct("Guess", "pointer tokens features states out logits, whole scored, pointer seconds")
 
