@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.errors import UserError
-
-GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""How Transformers, of today and before, calls the tokenizer that is all in tokenizer.json."""
+from specdec.models.plain_tokenizer import PlainTokenizer, plain
 
 
 class Tokenizer:
-    """A thin wrapper of Transformers' tokenizer that decoding and the study use."""
+    """What decoding and the study ask of Transformers' tokenizer, or of a plain one that answers alike."""
 
     def __init__(self, inner, eos_ids: Sequence[int], origin: str):
         self.inner = inner
@@ -30,19 +28,13 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """From a checkpoint's folder or a GGUF file."""
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
         try:
             if path.suffix == ".gguf":
-                from transformers import AutoTokenizer
-
                 from specdec.models.gguf import GGUFFile
 
-                inner = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+                inner = _by_transformers(path.parent, gguf_file=path.name)
                 return cls(inner, GGUFFile(path).eos_ids(), str(path))
-            inner = _read(path)
+            inner = _plain(path) if plain(path) else _by_transformers(path)
         except UserError:
             raise
         except Exception as error:  # Transformers raises many types for a folder without a usable tokenizer
@@ -80,36 +72,26 @@ class Tokenizer:
         return self.inner.convert_ids_to_tokens(index)
 
 
-_KNOWN: dict[str, object] = {}
-"""Tokenizers by the contents of their files; none is ever changed."""
+_KNOWN: dict[str, PlainTokenizer] = {}
+"""Plain tokenizers by the contents of their files; none is ever changed."""
 
 
-def _read(path: Path):
-    """Of a folder.  A draft often has its target's very files and then shares its tokenizer, where these files are all
-    that it is read from."""
-    found = _class_for(path)
-    if found.__name__ not in GENERIC:
-        return found.from_pretrained(path)
+def _plain(path: Path) -> PlainTokenizer:
+    """Of a folder.  A draft often has its target's very files and then shares its tokenizer."""
     files = sorted({*path.glob("*token*"), *path.glob("*chat_template*")})
     key = hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files if f.is_file())).hexdigest()
     if key not in _KNOWN:
-        _KNOWN[key] = found.from_pretrained(path)
+        _KNOWN[key] = PlainTokenizer(path)
     return _KNOWN[key]
 
 
-def _class_for(path: Path):
-    """Transformers' class for a folder's tokenizer.  Where its configuration asks for no more than what tokenizer.json
-    holds, that one class: looking it up through the others takes half a second of every start."""
-    settings = path / "tokenizer_config.json"
-    if settings.is_file() and (path / "tokenizer.json").is_file():
-        named = json.loads(settings.read_text("utf-8"))
-        if named.get("tokenizer_class") in GENERIC and "auto_map" not in named:
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast
+def _by_transformers(folder: Path, **options):
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
-    return AutoTokenizer
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return AutoTokenizer.from_pretrained(folder, **options)
 
 
 def _eos_ids(path: Path, inner) -> list[int]:

@@ -1,16 +1,20 @@
 """Ids, ends of text and stop strings."""
 
-import json
 import warnings
 from copy import copy
+from pathlib import Path
 
 import pytest
 
 from specdec.decode import STOP_STRING, Request, autoregressive, speculative
 from specdec.errors import UserError
-from specdec.models.tokenizer import GENERIC, StopStrings, Tokenizer, _class_for, check_shared
+from specdec.models.plain_tokenizer import PlainTokenizer, plain
+from specdec.models.tokenizer import StopStrings, Tokenizer, check_shared
 from tests.helpers import tiny
 from tests.helpers.oracle import Oracle
+
+
+REAL = Path(__file__).resolve().parents[2] / "resources" / "models" / "smollm2-135m-instruct"
 
 
 def saved(folder, **options) -> Tokenizer:
@@ -64,21 +68,99 @@ def test_the_fingerprint_tells_tokenizers_and_templates_apart(tmp_path):
     assert saved(tmp_path / "e").fingerprint == saved(tmp_path / "a").fingerprint
 
 
-def test_a_tokenizer_that_is_all_in_one_file_is_the_one_transformers_looks_up(tmp_path):
-    """The short way at start gives the same class and the same ids; any other class goes the long way."""
+# -- without Transformers ---------------------------------------------------------------------------------------------
+
+TEXTS = ("the quick brown fox <|im_end|> STOP", "", "  two\n\nlines\t", "caf\u00e9 \U0001f600 \ufffd", "a" * 50)
+CALLS = """{%- for m in messages -%}{% if loop.index > 2 %}{% break %}{% endif %}
+    {{ bos_token }}{{ m | tojson }}{{ m.content | trim }}{% if tools %}{{ tools }}{% endif %}
+{% endfor %}{% if add_generation_prompt %}{{ eos_token }}{{ pad_token is defined }}{% endif %}"""
+
+
+@pytest.mark.parametrize("options", [{}, {"adds_bos": True}, {"template": None}, {"template": CALLS}])
+def test_a_plain_tokenizer_answers_as_transformers_does(tmp_path, options):
     from transformers import AutoTokenizer
 
-    ours, theirs = saved(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert type(ours.inner) is type(theirs) and ours.inner.get_vocab() == theirs.get_vocab()
-    assert ours.inner.chat_template == theirs.chat_template and ours.inner.eos_token == theirs.eos_token
-    text = "the quick brown fox <|im_end|> STOP"
-    assert ours.encode(text) == theirs.encode(text)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
-    assert settings["tokenizer_class"] in GENERIC
-    assert _class_for(tmp_path) is type(theirs)
-    settings["tokenizer_class"] = "Qwen2Tokenizer"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
-    assert _class_for(tmp_path) is AutoTokenizer
+    ours, theirs = saved(tmp_path, **options).inner, AutoTokenizer.from_pretrained(tmp_path)
+    assert isinstance(ours, PlainTokenizer)
+    _answer_alike(ours, theirs)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the embedded target is not there")
+def test_the_embedded_targets_tokenizer_answers_as_transformers_does():
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer.load(REAL).inner
+    assert isinstance(ours, PlainTokenizer)
+    _answer_alike(ours, AutoTokenizer.from_pretrained(REAL))
+
+
+def _answer_alike(ours, theirs):
+    assert ours.get_vocab() == theirs.get_vocab() and ours.chat_template == theirs.chat_template
+    assert ours.eos_token_id == theirs.eos_token_id and sorted(ours.all_special_ids) == sorted(theirs.all_special_ids)
+    every = list(range(len(theirs)))
+    assert ours.convert_ids_to_tokens(every) == theirs.convert_ids_to_tokens(every)
+    assert ours.convert_ids_to_tokens(3) == theirs.convert_ids_to_tokens(3)
+    for text in TEXTS:
+        for special in (False, True):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert ids == list(theirs.encode(text, add_special_tokens=special))
+            found = [t.decode(ids, skip_special_tokens=special, clean_up_tokenization_spaces=False) for t in (ours, theirs)]
+            assert found[0] == found[1]
+    few = [[i] for i in every[::7]]
+    assert ours.batch_decode(few) == theirs.batch_decode(few, clean_up_tokenization_spaces=False)
+    if ours.chat_template is None:
+        return
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f" {text} "} for i, text in enumerate(TEXTS)]
+    for count, opened in ((1, True), (3, True), (2, False)):
+        options = {"add_generation_prompt": opened, "enable_thinking": False}
+        for form in ({"tokenize": False}, {"return_dict": False}):
+            asked = [t.apply_chat_template(turns[:count], **options, **form) for t in (ours, theirs)]
+            assert asked[0] == asked[1]
+
+
+def test_what_a_plain_tokenizer_saves_is_read_by_transformers(tmp_path):
+    from transformers import AutoTokenizer
+
+    ours = saved(tmp_path / "a").inner
+    ours.save_pretrained(tmp_path / "b")
+    assert AutoTokenizer.from_pretrained(tmp_path / "b").get_vocab() == ours.get_vocab()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer_class": "Qwen2Tokenizer"},
+        {"add_prefix_space": True},
+        {"auto_map": {"AutoTokenizer": ["x.X", None]}},
+        {"extra_special_tokens": {"x": "y"}},
+        {"eos_token": {"content": "x"}},
+    ],
+)
+def test_whoever_asks_for_more_goes_to_transformers(tmp_path, change):
+    saved(tmp_path)
+    assert plain(tmp_path)
+    tiny.edit_json(tmp_path / "tokenizer_config.json", **change)
+    assert not plain(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["added_tokens.json", "special_tokens_map.json"])
+def test_whoever_holds_more_goes_to_transformers(tmp_path, file):
+    saved(tmp_path)
+    (tmp_path / file).write_text("{}", "utf-8")
+    assert not plain(tmp_path)
+
+
+def test_a_plain_tokenizer_without_a_token_that_it_names_is_refused(tmp_path):
+    saved(tmp_path)
+    tiny.edit_json(tmp_path / "tokenizer_config.json", eos_token="<nowhere>")
+    with pytest.raises(UserError, match='names "<nowhere>", which'):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_template_that_refuses_says_why(tmp_path):
+    tokenizer = saved(tmp_path, template="{{ raise_exception('no such role') }}")
+    with pytest.raises(Exception, match="no such role"):
+        tokenizer.chat([{"role": "user", "content": "x"}])
 
 
 # -- ends of text -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from specdec.models.attention import NARROW
 from specdec.models.kvcache import BLOCK
 from specdec.models.linear import Linear, can_pack
-from specdec.models.selftest import width_invariant
+from specdec.models.selftest import remembered, width_invariant
 from tests.helpers import tiny
 
 packed = pytest.mark.skipif(not can_pack(), reason="this processor has no packed bf16 products")
@@ -85,3 +85,36 @@ def test_bf16_stays_near_float32():
     a = exact.forward(prompt, exact.new_cache(64)).logits
     b = rounded.forward(prompt, rounded.new_cache(64)).logits.float()
     assert (a - b).abs().max() < 0.05 * a.abs().max()
+
+
+def test_the_selftest_is_measured_once_for_a_model_a_number_format_and_a_thread_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, asked = tiny.transformer("qwen3", dtype=torch.bfloat16), []
+
+    def measure(model):
+        asked.append(model)
+        return len(asked) == 1
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert remembered(model, "a", measure) and remembered(model, "a", measure) and len(asked) == 1
+        assert not remembered(model, "b", measure) and not remembered(model, "b", measure) and len(asked) == 2
+        remembered(tiny.transformer("qwen3", dtype=torch.float32), "a", measure)
+        assert len(asked) == 3
+        torch.set_num_threads(2)
+        remembered(model, "a", measure)
+        assert len(asked) == 4
+    finally:
+        torch.set_num_threads(before)
+    for file in (tmp_path / "specdec").iterdir():  # cut short by a full disk
+        file.write_text("{", "utf-8")
+    remembered(model, "a", measure)
+    assert len(asked) == 5
+
+
+def test_the_selftest_needs_no_folder_to_be_kept_in(tmp_path, monkeypatch):
+    (tmp_path / "specdec").write_text("a file", "utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tiny.transformer("qwen3", dtype=torch.float32)
+    assert remembered(model, "a", lambda model: True) and not remembered(model, "a", lambda model: False)

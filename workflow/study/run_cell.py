@@ -26,7 +26,7 @@ from specdec.measure.audit import audit
 from specdec.measure.clock import Clock
 from specdec.models import LoadedModel, load_model
 from specdec.models.loading import read_head_ids
-from specdec.models.selftest import width_invariant
+from specdec.models.selftest import remembered
 from specdec.models.tokenizer import check_shared
 from specdec.sampling import Sampling
 from specdec.static import StaticDecoder, StaticGeneration
@@ -177,7 +177,7 @@ def run_cell(config: StudyConfig, cell: Cell, output: Path, calibration: Path | 
     bench = Bench.of(config, cell, None if calibration is None else Calibration.load(calibration))
     prompts = slice_of(config, cell.prompt_set)
     device = config.run.device
-    invariant = width_invariant(bench.target.model)
+    invariant = remembered(bench.target.model, bench.target.model_id)
     blocks = {
         "hardware": fingerprint.hardware(device),
         "environment": fingerprint.environment(cell.dtype, device, invariant),

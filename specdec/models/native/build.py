@@ -66,7 +66,7 @@ def built(name: str, files: Sequence[Path], *flags: str) -> Path:
     digest = hashlib.sha256(" ".join(words).encode() + _processor())
     for file in files:
         digest.update(file.read_bytes())
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+    folder = kept()
     target = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +76,17 @@ def built(name: str, files: Sequence[Path], *flags: str) -> Path:
             subprocess.run([*words, "-o", str(made), *sources, "-lm"], check=True, capture_output=True, timeout=120)
             made.replace(target)
     return target
+
+
+def kept() -> Path:
+    """The folder for what this machine need not make twice."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+
+
+def identity() -> str:
+    """A hash of the engine, or of its absence, and of the processor."""
+    library = _loaded()[0]
+    return hashlib.sha256(_processor() + (b"" if library is None else Path(library._name).name.encode())).hexdigest()
 
 
 def _processor() -> bytes:
