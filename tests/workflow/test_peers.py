@@ -15,6 +15,7 @@ from tests.workflow.conftest import ROOT, put
 from workflow.study import columns, peers, readme
 from workflow.study.cells import Cell
 from workflow.study.config import load_mapping
+from workflow.study.config.experiments import Calibrated
 from workflow.study.long_context import row_bytes
 from workflow.study.peers import base, gguf_files, hugging_face, ours, worker
 from workflow.study.peers.base import Arm, Timed, arrivals
@@ -108,6 +109,20 @@ def small(tmp_path_factory, raw):
     data["models"]["ghost"] = {"hub": "some/where"}
     data["run"] |= {"dtype": "float32", "threads": 1}
     return load_mapping(data)
+
+
+def test_each_draft_runs_at_the_common_depth_and_at_its_own_where_one_is_calibrated(small):
+    own = {"small": {"best_k": 5, "provenance": "here"}, "ngram": {"best_k": 3, "provenance": "here"}}
+    config = small.model_copy(update={"calibration": {"qwen3": {n: Calibrated(**v) for n, v in own.items()}}})
+    bench = Bench.of(config, Cell("qwen3", "none", "ar", 0, dtype="float32"))
+    made = {(a.draft, a.note): a for a in ours.arms(bench, 3) if a.run is not None}
+    assert {note for draft, note in made if draft == "small"} == {None, "K = 5, as calibrated"}
+    assert {note for draft, note in made if draft == "ngram"} == {None}, "3 is the common depth"
+    ids = tiny.prompt_of(12)
+    texts = [made["small", note].run(ids, 10).ids for note in (None, "K = 5, as calibrated")]
+    assert texts[0] == texts[1] and len(texts[0]) == 10
+    theirs = [a.note for a in hugging_face.arms(setting_of(bench)) if a.draft == "small"]
+    assert theirs == ["its own schedule of depths", None]
 
 
 def setting_of(bench) -> base.Setting:

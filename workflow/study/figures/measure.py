@@ -178,7 +178,8 @@ def label(row: pd.Series) -> str:
     mode = "one token a pass" if row["mode"] == "ar" else style.word(row["mode"])
     draft = "" if pd.isna(row["draft"]) or row["mode"] != "speculative" else f", {style.word(row['draft'])}"
     other = "" if row["precision"] == "bfloat16" else f" ({row['precision']})"
-    return f"{mode}{draft}{other}"
+    note = "" if pd.isna(row["note"]) else f", {row['note']}"
+    return f"{mode}{draft}{note}{other}"
 
 
 def time_by_context(frames: Frames) -> plt.Figure:

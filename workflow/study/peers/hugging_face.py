@@ -7,7 +7,7 @@ Greedy, with the end of text switched off, so that every prompt gives the same n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -41,6 +41,8 @@ def arms(setting: Setting) -> Iterator[Arm]:
             if not (path / "config.json").is_file():
                 yield Arm(NAME, MODES[spec.kind], name, precision, None, f"missing: no config.json in {path}")
                 continue
+            own = {"assistant_model": load(config, path)}
+            yield Arm(NAME, MODES[spec.kind], name, precision, _with(target, own), "its own schedule of depths")
             options = {"assistant_model": assistant(load(config, path), k)}
         elif isinstance(spec, NgramDraft):
             options = {"prompt_lookup_num_tokens": k, "max_matching_ngram_size": spec.max_ngram}
@@ -49,8 +51,11 @@ def arms(setting: Setting) -> Iterator[Arm]:
             options = {"assistant_early_exit": spec.layers} | fixed(k)
         else:
             continue
-        run = lambda ids, tokens, options=options: generate(target, ids, tokens, **options)  # noqa: E731
-        yield Arm(NAME, MODES[spec.kind], name, precision, run)
+        yield Arm(NAME, MODES[spec.kind], name, precision, _with(target, options))
+
+
+def _with(target, options: dict) -> Callable[[Sequence[int], int], Timed]:
+    return lambda ids, tokens: generate(target, ids, tokens, **options)
 
 
 def load(config: StudyConfig, path: Path):

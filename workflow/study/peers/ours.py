@@ -1,4 +1,5 @@
-"""This project's own arms: the baseline, and every draft of the pair in force at one fixed K."""
+"""This project's own arms: the baseline, and every draft of the pair in force at one fixed K, the same as everyone's,
+and at the one that was chosen for it on the calibration prompts."""
 
 from __future__ import annotations
 
@@ -25,14 +26,19 @@ def arms(bench: Bench, k: int) -> Iterator[Arm]:
         token_bytes=lambda context: model.weight_bytes() + row_bytes(model) * context,
     )
     for name, spec in config.pair_in_force().drafts.items():
-        try:
-            own = Bench.of(config, Cell(config.pair, name, "fixed", k, dtype=precision), target=bench.target)
-            own.drafter()
-        except UserError as error:
-            yield Arm(OWN, MODES[spec.kind], name, precision, None, f"missing: {error}")
-            continue
-        run = lambda ids, tokens, own=own: _timed(own, "speculative", ids, tokens)  # noqa: E731
-        yield Arm(OWN, MODES[spec.kind], name, precision, run)
+        chosen = config.calibrated(name)
+        depths = {k: None}
+        if chosen is not None and chosen.best_k is not None:
+            depths.setdefault(chosen.best_k, f"K = {chosen.best_k}, as calibrated")
+        for depth, note in depths.items():
+            try:
+                own = Bench.of(config, Cell(config.pair, name, "fixed", depth, dtype=precision), target=bench.target)
+                own.drafter()
+            except UserError as error:
+                yield Arm(OWN, MODES[spec.kind], name, precision, None, f"missing: {error}")
+                break
+            run = lambda ids, tokens, own=own: _timed(own, "speculative", ids, tokens)  # noqa: E731
+            yield Arm(OWN, MODES[spec.kind], name, precision, run, note)
 
 
 def _timed(bench: Bench, arm: str, ids: Sequence[int], tokens: int) -> Timed:
