@@ -96,6 +96,12 @@ def parser() -> argparse.ArgumentParser:
         help="states of the target that are fused, k the input of its layer k; one alone: no fusion "
         "(default: low, middle and high, as published)",
     )
+    eagle3.add_argument(
+        "--grow",
+        action="store_true",
+        help="give the head to begin with a second layer, and attention heads set up to copy what followed its last "
+        "two tokens before",
+    )
     _method(commands, "eagle1", "train an EAGLE-1 head", Eagle1Recipe, _HEAD_HELP | _EAGLE1_HELP)
 
     small = _method(commands, "distill", "distil a small language model", DistillRecipe, _DISTILL_HELP)

@@ -15,7 +15,8 @@ from specdec.training.objective import Recipe
 
 
 class Optimisers:
-    """One or two optimisers, each at its own peak rate, stepped together."""
+    """One or two optimisers, each at its own peak rate, stepped together; a module that has a `constrain` is then put
+    in order by it."""
 
     def __init__(self, module: nn.Module, recipe: Recipe):
         matrices: list[nn.Parameter] = []
@@ -23,6 +24,7 @@ class Optimisers:
         for name, parameter in module.named_parameters():
             inner = recipe.optimiser == "muon" and parameter.ndim == 2 and "head" not in name.split(".")
             (matrices if inner else rest).append(parameter)
+        self._constrain = getattr(module, "constrain", None)
         self._members: list[tuple[torch.optim.Optimizer, float]] = []
         if rest:
             adamw = torch.optim.AdamW(rest, lr=recipe.peak_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -46,6 +48,8 @@ class Optimisers:
     def step(self) -> None:
         for member in self:
             member.step()
+        if self._constrain is not None:
+            self._constrain()
 
     def state_dict(self) -> list[dict]:
         return [member.state_dict() for member in self]

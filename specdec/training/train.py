@@ -7,57 +7,34 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.commands.setting import load_target
 from specdec.errors import UserError
 from specdec.measure import fingerprint
 from specdec.models import LoadedModel, ModelConfig
 from specdec.models.catalogue import locate
-from specdec.models.eagle import EagleConfig
-from specdec.models.eagle_files import read_head, write_head
 from specdec.models.loading import read_config, read_tensors, read_weights, weight_files
 from specdec.training.assemble import cut_config, shared_tensors, write_draft, write_model
 from specdec.training.commands import bar, chosen, console
-from specdec.training.corpus import (
-    AnswerCorpus,
-    Corpus,
-    HeadCorpus,
-    Sample,
-    frequent_tokens,
-    hold_out,
-    read_text,
-    with_requests,
-)
+from specdec.training.corpus import AnswerCorpus, Corpus, Sample, hold_out, read_text, with_requests
 from specdec.training.distill import TARGET, Distillation, DistillRecipe
-from specdec.training.eagle import EagleModule, output_head
-from specdec.training.eagle_losses import STARTS, Eagle1Loss, Eagle1Recipe, Eagle3Loss, Eagle3Recipe
+from specdec.training.eagle import output_head
+from specdec.training.head_task import head_task
 from specdec.training.layerskip import ExitModel, LayerSkipLoss, LayerSkipRecipe, TextCorpus, check_exits, moved
-from specdec.training.objective import Objective, Teacher
+from specdec.training.objective import Teacher
 from specdec.training.parallel import Group, joined
 from specdec.training.parts import parts_of
 from specdec.training.small import SmallModel, check_layers
+from specdec.training.task import Task, record_in, vocabulary
 from specdec.training.trainer import Progress, Trainer, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a method builds: what learns, from what, what the record says of it, and how it is written."""
-
-    module: nn.Module
-    objective: Objective
-    corpus: Callable[[Sequence[Sample]], Corpus]
-    shape: dict
-    write: Callable[[Path], None]
-    beside: Callable[[Sequence[Sample]], dict] = lambda held: {}
-    """What more is measured on held-out text in the end."""
 
 
 def train(flags: argparse.Namespace) -> int:
@@ -74,7 +51,7 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
     settings = _text_settings(flags.text, target)
     samples, held = hold_out(read_text(flags.text))
     held = held[: getattr(flags, "held_out", None)]
-    task = BUILDERS.get(flags.command, _head)(flags, target, samples)
+    task = BUILDERS.get(flags.command, head_task)(flags, target, samples)
     learned = with_requests(samples) if task.objective.recipe.learn == "everything" else samples
     corpora = task.corpus(learned), task.corpus(held)
     _share_memory(*corpora, int(flags.memory * 2**30) // group.local)
@@ -93,70 +70,13 @@ def _train(flags: argparse.Namespace, group: Group) -> int:
         progress = trainer.run(report)
     if not group.first:
         return 0
-    measured = trainer.finish()
+    measured, settled = trainer.finish(task.settle)
     task.write(flags.out)
     answers = sum(sum(sample.mask) for sample in samples)
-    record = _record(flags, target, trainer, progress, measured, settings, answers, task) | task.beside(held)
+    record = _record(flags, target, trainer, progress, measured, settings, answers, task) | settled | task.beside(held)
     (flags.out / "training.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
     console.print(f"{flags.out}: {measured['tokens_per_round']:.3f} tokens per round on held-out text")
     return 0
-
-
-def _head(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
-    """An EAGLE head."""
-    version = 3 if flags.command == "eagle3" else 1
-    recipe = chosen(Eagle3Recipe if version == 3 else Eagle1Recipe, flags)
-    origin, weights = read_weights(locate(flags.model))
-    size, used = _vocabulary(flags, target, samples)
-    head = output_head(origin, weights)
-    if version == 1 or size is not None:
-        head = head[: target.model.vocabulary]  # a whole draft vocabulary keeps the padding rows, as its head is stored
-    shape = {"trained_depth": getattr(recipe, "steps", 1)}
-    if getattr(flags, "taps", None):
-        shape["taps"] = _taps(flags.taps, origin)
-    if version == 3:
-        shape["own_head"] = recipe.head == "own"
-    if recipe.start not in STARTS:  # as many layers and heads of attention as it has
-        begun, *_ = read_head(Path(recipe.start), origin)
-        shape |= {name: getattr(begun, name) for name in ("layers", "heads", "kv_heads", "head_dim", "intermediate_size")}
-    config = EagleConfig.for_target(origin, version, size, **shape)
-    torch.manual_seed(recipe.seed)
-    frozen = None if config.own_head else (head if used is None else head[used]).to(torch.bfloat16)
-    module = EagleModule(config, weights["model.embed_tokens.weight"].to(torch.bfloat16), frozen)
-    before: dict = {}
-    if recipe.start == "last_layer":
-        module.start_from(origin, weights, used)
-    elif recipe.start not in STARTS:
-        before = {"before": _go_on_from(Path(recipe.start), module, origin)}
-    teacher = Teacher(head, used, device=flags.device)
-    objective = Eagle3Loss(recipe, teacher) if version == 3 else Eagle1Loss(recipe, teacher)
-    return Task(
-        module,
-        objective,
-        lambda text: HeadCorpus(target.model, text, config.taps, recipe.prompt, 0),
-        {"head": config.as_dict()} | before,
-        lambda folder: write_head(folder, config, module.weights(), used, origin.vocab_size),
-    )
-
-
-def _go_on_from(folder: Path, module: EagleModule, target: ModelConfig) -> dict | None:
-    """Give `module` the weights of the head in `folder`; its training record, where it has one."""
-    _, weights, _ = read_head(folder, target)
-    own = {name: value for name, value in module.state_dict().items() if name.split(".")[0] in ("products", "norms")}
-    for name, value in own.items():
-        part = name.split(".")[1]
-        if part not in weights or weights[part].shape != value.shape:
-            found = tuple(weights[part].shape) if part in weights else "none"
-            raise UserError(f"start = {folder}: its {part} is {found}, but {tuple(value.shape)} is to be trained")
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(weights[name.split(".")[1]])
-    return _record_in(folder)
-
-
-def _record_in(folder: Path) -> dict | None:
-    record = folder / "training.json"
-    return json.loads(record.read_text("utf-8")) if record.is_file() else None
 
 
 def _small(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
@@ -167,7 +87,7 @@ def _small(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sam
     layers = check_layers(recipe.layers, origin.layers)
     raw = cut_config(read_config(source), len(layers))
     config = ModelConfig.from_dict(raw, flags.model)
-    _, used = _vocabulary(flags, target, samples)
+    _, used = vocabulary(flags, target, samples)
     module = SmallModel(config, weights["model.embed_tokens.weight"].to(torch.bfloat16))
     before: dict = {}
     if recipe.start == TARGET:
@@ -192,7 +112,7 @@ def _small_again(folder: Path, module: SmallModel) -> dict | None:
             found = tuple(weights[name].shape) if name in weights else "none"
             raise UserError(f"start = {folder}: its {name} is {found}, but {tuple(value.shape)} is to be trained")
     module.start_from(weights, range(module.config.layers))
-    return _record_in(folder)
+    return record_in(folder)
 
 
 def _own_target(flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]) -> Task:
@@ -229,20 +149,6 @@ def _own_target(flags: argparse.Namespace, target: LoadedModel, samples: Sequenc
 
 BUILDERS: dict[str, Callable[..., Task]] = {"distill": _small, "layerskip": _own_target}
 """Methods that train no head."""
-
-
-def _vocabulary(
-    flags: argparse.Namespace, target: LoadedModel, samples: Sequence[Sample]
-) -> tuple[int | None, Tensor | None]:
-    """The size asked for and the most frequent answer tokens; None for all."""
-    size = getattr(flags, "vocabulary", None)
-    return size, None if size is None else frequent_tokens(samples, size, target.model.vocabulary)
-
-
-def _taps(taps: Sequence[int], target: ModelConfig) -> tuple[int, ...]:
-    if not all(0 <= tap <= target.layers for tap in taps):
-        raise UserError(f"taps = {list(taps)}: each must be between 0 (embedding) and {target.layers} (final norm)")
-    return tuple(taps)
 
 
 def _share_memory(train: Corpus, held: Corpus, budget: int) -> None:

@@ -102,11 +102,17 @@ class Trainer:
         self.save()
         return p
 
-    def finish(self) -> dict:
-        """Take the best weights, rounded as they are stored, and measure them once more."""
+    def finish(self, settle: Callable[[Callable[[], float]], dict] | None = None) -> tuple[dict, dict]:
+        """Take the best weights, rounded as they are stored, and measure them once more: (what is measured, what
+        `settle` says, which may set weights anew by what the text held out says of them)."""
+
+        def measure() -> dict:
+            return simulate(self.module, self.objective, self.held_out)
+
         self.module.load_state_dict(self._read("best.pt"))
+        settled = {} if settle is None else settle(lambda: measure()["tokens_per_round"])
         self.module.round_off()
-        return simulate(self.module, self.objective, self.held_out)
+        return measure(), settled
 
     def _share(self) -> float:
         """Of the peak rate: a warm-up, then half a cosine."""

@@ -13,7 +13,6 @@ from specdec.models.tokenizer import StopStrings, Tokenizer, check_shared
 from tests.helpers import tiny
 from tests.helpers.oracle import Oracle
 
-
 REAL = Path(__file__).resolve().parents[2] / "resources" / "models" / "smollm2-135m-instruct"
 
 
@@ -104,8 +103,8 @@ def _answer_alike(ours, theirs):
         for special in (False, True):
             ids = ours.encode(text, add_special_tokens=special)
             assert ids == list(theirs.encode(text, add_special_tokens=special))
-            found = [t.decode(ids, skip_special_tokens=special, clean_up_tokenization_spaces=False) for t in (ours, theirs)]
-            assert found[0] == found[1]
+            options = {"skip_special_tokens": special, "clean_up_tokenization_spaces": False}
+            assert ours.decode(ids, **options) == theirs.decode(ids, **options)
     few = [[i] for i in every[::7]]
     assert ours.batch_decode(few) == theirs.batch_decode(few, clean_up_tokenization_spaces=False)
     if ours.chat_template is None:

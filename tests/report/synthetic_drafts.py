@@ -102,6 +102,7 @@ def _head(pair: str, draft: str, passes: int, processor: str) -> dict:
     row |= {"token_passes": passes, "epochs": passes / 1e6, "updates": 5000, "hours": 2.5, "batch": 8, "warmup": 50}
     row |= {"steps": 4 if draft == "eagle3" else 1, "vocabulary": 8192 if draft == "eagle3" else None, "prompt": 64}
     row |= {"before_passes": 0, "before_hours": 0.0, "own_head": draft == "eagle3", "optimiser": "muon"}
+    row |= {"head_layers": 2 if draft == "eagle3" else 1, "copies": draft == "eagle3"}
     row |= {"peak_rate": 0.001 if draft == "eagle3" else 0.0003, "seed": 0, "taps": "2 15 27", "head_bytes": 20_000_000}
     return row | simulated(2.1 if draft == "eagle3" else 1.8) | {"processor": processor, "commit": "0000000"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +17,8 @@ from specdec.models import load_model
 from specdec.models.eagle_files import read_head
 from specdec.training import collect, commands, train
 from specdec.training.__main__ import main
+from specdec.training.copying.build import grown_head
+from specdec.training.copying.guard import Guard, circuit_masks
 from specdec.training.corpus import answer_counts, frequent_tokens, hold_out, read_text
 from specdec.training.distill import LOSSES
 from tests.helpers import tiny
@@ -367,3 +370,39 @@ def test_text_of_another_tokenizer_is_refused(model, text, tmp_path, capsys):
 def test_a_head_that_is_not_there_is_named(model, arguments, capsys):
     assert cli.main(["generate", "the cat", *flags(model), *arguments]) == 1
     assert "eagle:FOLDER" in (said := capsys.readouterr().err) or "no config.json" in said
+
+
+def test_a_head_grows_and_learns_to_copy_with_its_circuits_kept(model, text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("specdec.training.head_task.grown_head", partial(grown_head, updates=40))
+    rest = [*flags(model), "--evaluate-every", "100", "--vocabulary", "60"]
+    first, second = str(tmp_path / "first"), tmp_path / "second"
+    assert main(["eagle3", str(text), first, *rest, "--token-passes", "60"]) == 0
+    more = ["eagle3", str(text), str(second), *rest, "--token-passes", "200", "--matrix-rate", "0.02", "--grow"]
+    assert main([*more, "--start", first]) == 0
+    target = load_model(model).model.config
+    config, weights, _ = read_head(second, target)
+    begun, before, _ = read_head(second / "training" / "grown", target)
+    assert config.layers == begun.layers == 2 and config.heads > begun_heads(first, target)
+    for name, mask in circuit_masks(config).items():
+        scaled = ("qkv_1", "o_1")  # where the sink and the vote are set anew in the end
+        if name not in scaled:
+            assert (weights[name][mask] == before[name][mask]).all(), name
+        assert (weights[name] != before[name]).any(), name
+    assert Guard.read(second) is not None and Guard.read(Path(first)) is None
+    record = json.loads((second / "training.json").read_text())
+    assert record["settled"].keys() == {"sink", "vote"} and record["head"]["layers"] == 2
+    assert record["recipe"]["start"] == "first" and record["before"]["grown"]["updates"] > 0
+    assert record["before"]["recipe"]["token_passes"] == 60
+    made = (second / "training" / "grown" / "model.safetensors").stat().st_mtime_ns
+    assert main([*more, "--start", first]) == 0, "finished: measured and written again"
+    assert (second / "training" / "grown" / "model.safetensors").stat().st_mtime_ns == made, "built once"
+    capsys.readouterr()
+    assert main([*more[:2], str(tmp_path / "third"), *more[3:]]) == 1
+    assert "start must be the folder of one" in capsys.readouterr().err
+    assert main([*more[:2], str(tmp_path / "third"), *more[3:], "--start", first, "--optimiser", "adamw"]) == 1
+    assert "trained by muon alone" in capsys.readouterr().err
+    assert cli.main(["generate", "the cat", *flags(model), "--draft", f"eagle:{second}", "-k", "3", "-n", "9"]) == 0
+
+
+def begun_heads(folder: str, target) -> int:
+    return read_head(Path(folder), target)[0].heads

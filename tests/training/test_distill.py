@@ -300,7 +300,7 @@ def test_a_draft_that_is_written_and_read_again_is_as_good(tmp_path):
     target = heads.target_of(dtype=torch.float32)
     trainer = trainer_of(tmp_path / "training", [heads.written(target, i, 30) for i in range(3)], RECIPE)
     trainer.run()
-    measured = trainer.finish()
+    measured, _ = trainer.finish()
     tiny.checkpoint(tmp_path / "target", layers=4)
     write_draft(
         tmp_path / "draft", cut_config(tiny.reference("llama", 4).config.to_dict(), 2), trainer.module.weights()

@@ -161,7 +161,7 @@ def test_a_state_that_is_not_a_number_stops_the_training_by_name(tmp_path):
 def test_a_head_that_is_written_and_read_again_is_as_good(tmp_path, size):
     trainer = trainer_of(tmp_path, replace(RECIPE, precision="bfloat16"), size=size)
     trainer.run()
-    measured = trainer.finish()
+    measured, _ = trainer.finish()
     used = heads.vocabulary_of(size) if size else None
     write_head(tmp_path / "head", trainer.module.config, trainer.module.weights(), used, tiny.VOCABULARY)
     config, weights, again = read_head(tmp_path / "head", heads.target_of().config)

@@ -114,6 +114,8 @@ COLUMNS: dict[str, dict[str, pa.DataType]] = {
         "before_hours": _REAL,
         "vocabulary": _INT,
         "own_head": _FLAG,
+        "head_layers": _INT,
+        "copies": _FLAG,
         "optimiser": _NAME,
         "batch": _INT,
         "peak_rate": _REAL,

@@ -24,7 +24,7 @@ from workflow.study.config.heads import RECORD, SHAPE, WEIGHTS
 from workflow.study.config.training import Recipe, Written
 
 TRAINING_FOLDER = Path("resources/training")
-OURS = {"method", "at_least", "answer_tokens"}
+OURS = {"method", "at_least", "answer_tokens", "then"}
 """Keys of a recipe that are no options of the command."""
 
 
@@ -41,6 +41,12 @@ def make_head(config: StudyConfig, draft: str, values: Mapping, out: Path) -> No
     if recipe.answer_tokens is not None:
         text = first_part(text, folder / "text", recipe.answer_tokens)
     run([recipe.method, str(text), str(folder), *options(recipe, OURS), *target(config)])
+    if recipe.then is not None:
+        first, folder = folder, folder / "then"
+        both = recipe.model_copy(update=recipe.then.model_dump(exclude={"grow"}, exclude_none=True))
+        grow = ["--grow"] if recipe.then.grow else []
+        start = ["--start", str(first), *grow]
+        run([recipe.method, str(text), str(folder), *options(both, OURS), *start, *target(config)])
     reached = json.loads((folder / RECORD).read_text("utf-8"))["held_out"]["tokens_per_round"]
     if reached < recipe.at_least:
         raise UserError(

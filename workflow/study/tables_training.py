@@ -103,10 +103,12 @@ def _shape(record: dict) -> dict:
     if record["method"] == "distill":
         layers, vocabulary = recipe["layers"], record["model"]["loss_vocabulary"]
         own = {"steps": None, "vocabulary": vocabulary, "own_head": False, "prompt": None}
+        own |= {"head_layers": None, "copies": False}
         return own | {"taps": " ".join(map(str, layers))}
     head = record["head"]
     own = {"steps": recipe.get("steps", 1), "vocabulary": head["draft_vocabulary"], "prompt": recipe["prompt"]}
-    own["own_head"] = head["own_head"]
+    own["own_head"], own["head_layers"] = head["own_head"], head.get("layers", 1)
+    own["copies"] = any("grown" in stage for stage in stages(record))
     return own | {"taps": " ".join(map(str, head["taps"]))}
 
 

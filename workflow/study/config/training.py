@@ -34,7 +34,7 @@ PerRound = Annotated[float, Field(ge=1, le=5), number_says("tokens per round at 
 
 Loss = Literal["forward_kl", "reverse_kl", "total_variation", "one_hot", "acceptance"]
 OWN_KEYS = {
-    "eagle3": ("prompt", "vocabulary", "head", "sampled", "steps", "acceptance"),
+    "eagle3": ("prompt", "vocabulary", "head", "sampled", "steps", "acceptance", "then"),
     "eagle1": ("prompt", "feature_weight", "token_weight", "noise"),
     "distill": ("vocabulary", "sampled", "layers", "loss"),
 }
@@ -75,6 +75,22 @@ class TrainingText(Section):
         return self
 
 
+class Further(Section):
+    """A second training, of the head that the first has made; what is not said is as in the first.
+
+    `grow` makes it a head of two layers first, with attention heads set up to copy.
+    """
+
+    token_passes: Tokens
+    grow: bool | None = None
+    batch: Count | None = None
+    peak_rate: Rate | None = None
+    matrix_rate: Rate | None = None
+    warmup: CountOrZero | None = None
+    seed: Seed | None = None
+    evaluate_every: Count | None = None
+
+
 class Recipe(Section):
     """One size of a training.  `at_least`: tokens per round on held-out text at K = 4; below, the draft is refused."""
 
@@ -102,6 +118,7 @@ class Recipe(Section):
     noise: Weight | None = None
     layers: Annotated[list[CountOrZero], Field(min_length=1)] | None = None
     loss: Loss | None = None
+    then: Further | None = None
 
     @model_validator(mode="after")
     def _own_keys(self) -> Recipe:
