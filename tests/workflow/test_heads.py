@@ -256,6 +256,20 @@ def test_a_head_below_its_gate_is_refused_and_one_above_is_used(raw, tmp_path, m
     assert "--at-least" not in asked
 
 
+def test_a_second_training_goes_on_from_the_first_and_its_head_is_the_one_that_is_used(raw, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    then = {"grow": True, "token_passes": 500, "batch": 8}
+    recipe = RECIPE | {"batch": 2, "peak_rate": 1e-3, "then": then}
+    config = load_mapping(put(raw, "training/smollm2/drafts/eagle3/full", recipe))
+    calls = fake_training(monkeypatch, 1.5)
+    heads.make_head(config, "eagle3", {"a": 1}, Path("out"))
+    first, second = calls
+    assert "--then" not in first and "--grow" not in first and first[3:7] == ["--token-passes", "1000", "--batch", "2"]
+    assert second[2] == f"{first[2]}/then" and second[second.index("--start") + 1] == first[2] and "--grow" in second
+    assert second[3:9] == ["--token-passes", "500", "--batch", "8", "--peak-rate", "0.001"]
+    assert (Path("out") / "model.safetensors").read_bytes() == (Path(second[2]) / "model.safetensors").read_bytes()
+
+
 def test_a_training_has_its_own_folder_for_all_it_depends_on():
     folders = {heads.working_folder("p", "d", {"recipe": value, "code": "x"}) for value in (1, 2)}
     assert len(folders) == 2
