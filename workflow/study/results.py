@@ -24,7 +24,8 @@ TABLES = {
     "decode_speedup decode_speedup_low decode_speedup_high prompt_set category cost_ratio acceptance_at_1 "
     "acceptance_at_4 train_tokens train_token_passes train_hours draft_weights_bytes",
     "training": "draft method answer_tokens written dropped learn token_passes hours steps before_passes before_hours "
-    "vocabulary own_head head_layers copies batch peak_rate taps head_bytes tokens_per_round acceptance_at_1 acceptance_at_4 processor",
+    "vocabulary own_head head_layers copies batch peak_rate taps head_bytes tokens_per_round acceptance_at_1 "
+    "acceptance_at_4 processor",
     "training_curves": "draft layers shipped stage passes hours loss tokens_per_round",
     "training_ablations": "base name method changes token_passes tokens_per_round acceptance_at_1 acceptance_at_4",
     "training_layerskip": "layers exit token_passes hours untrained_tokens_per_round tokens_per_round agreement "
