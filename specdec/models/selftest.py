@@ -51,7 +51,7 @@ def remembered(model: Transformer, model_id: str, measure: Callable[[Transformer
     """`width_invariant`, kept in the user's cache folder: dozens of processes of a study ask the same."""
     if model.device.type != "cpu":
         return measure(model)
-    native = identity() if model.native is not None else "pytorch"
+    native = model.native is not None
     asked = [model_id, str(model.dtype), torch.get_num_threads(), torch.__version__, native, identity()]
     name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     file = kept() / f"width-invariant-{name}.json"

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.errors import UserError
@@ -20,9 +19,10 @@ from specdec.models.transformer import Transformer
 from specdec.training.copying.circuits import grow
 from specdec.training.copying.guard import Guard
 from specdec.training.copying.matching import learn
-from specdec.training.copying.stream import Sizes, Stream, survey
+from specdec.training.copying.stream import Sizes, Stream, normed, survey
 from specdec.training.corpus import HeadCorpus, Sample, answer_counts
 from specdec.training.eagle import EagleModule
+from specdec.training.task import record_in
 
 SURVEYED = 100
 """Conversations that the stream is measured on."""
@@ -73,8 +73,7 @@ def grown_head(
         "surveyed": min(SURVEYED, len(samples)),
         "seconds": round(time.monotonic() - begun, 1),
     } | asdict(sizes)
-    before = source / "training.json"
-    known = json.loads(before.read_text("utf-8")) if before.is_file() else {}
+    known = record_in(source) or {}
     (out / "training.json").write_text(json.dumps(known | {"grown": record}, indent=2) + "\n", "utf-8")
 
 
@@ -94,8 +93,7 @@ def module_of(
 @torch.no_grad()
 def codes_of_all(module: EagleModule, stream: Stream) -> Tensor:
     """[V, c]"""
-    known = F.rms_norm(module.embedding.float(), module.embedding.shape[-1:], module.norms["input"], module.config.eps)
-    return stream.codes_of(known)
+    return stream.codes_of(normed(module, module.embedding))
 
 
 def slow_frequencies(config: EagleConfig) -> Tensor:

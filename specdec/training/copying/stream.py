@@ -7,7 +7,7 @@ rows that decide vary much and the stream little: there a token is told from all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ CODE = 48
 
 @dataclass(frozen=True)
 class Sizes:
-    """`pairs`: rotary pairs of a head, the slow ones of which compare; `matched`: numbers that are compared."""
+    """How many numbers a code has and how many are compared (`matched`), in a head of this width."""
 
     hidden: int
     head_dim: int
@@ -79,26 +79,22 @@ def survey(module: EagleModule, states: Sequence[States], used: Tensor, counts: 
     layer, sizes = module.layer(), Sizes(module.config.hidden_size, module.config.head_dim)
     rows, first, tokens = _rows(module, layer, states)
     size = float(rows.pow(2).mean(-1).sqrt().median())
-    normed = _unit(rows)
-    spread = normed.T @ normed / len(normed)
+    units = _unit(rows)
+    spread = units.T @ units / len(units)
     directions = torch.linalg.eigh(spread).eigenvectors  # the least varying first
     codes, rest = directions[:, : sizes.reserved], directions[:, sizes.reserved :]
     final = module.norms["final"]
     deciding = module.head.float() * final
     weight = counts.clamp(min=1).float().sqrt()
     votes = _votes(rest, spread, deciding, weight, sizes.code)
-    known = F.rms_norm(module.embedding[used].float(), rows.shape[-1:], module.norms["input"], module.config.eps)
+    known = normed(module, module.embedding[used])
     code, saying = _code(known, deciding @ votes, weight)
     stream = Stream(size, codes, votes, code, votes @ saying, *(torch.zeros(rows.shape[1]) for _ in range(3)))
     seen = _unit(torch.cat([rows, first]) @ stream.kept)
     ones = torch.ones(len(seen))
     at_first = torch.cat([torch.zeros(len(rows)), torch.ones(len(first))])
-    return Stream(
-        size,
-        codes,
-        votes,
-        code,
-        stream.saying,
+    return replace(
+        stream,
         one_of_token=_readout(tokens, torch.ones(len(tokens)), 1e-3),
         one_of_row=_readout(seen, ones, 1e-2),
         first=_readout(seen, at_first, 1e-2, balanced=len(first)),
@@ -115,8 +111,13 @@ def _rows(module: EagleModule, layer: EagleLayer, states: Sequence[States]) -> t
         out = layer.step(embedded[None], layer.fuse(item.features.float())[None], StepAttention(count), turns)[0]
         rows.append(out[1:])
         first.append(out[:1])
-        tokens.append(F.rms_norm(embedded, embedded.shape[-1:], module.norms["input"], module.config.eps))
+        tokens.append(normed(module, embedded))
     return torch.cat(rows), torch.cat(first), torch.cat(tokens)
+
+
+def normed(module: EagleModule, embedded: Tensor) -> Tensor:
+    """Embeddings as the layer reads them."""
+    return F.rms_norm(embedded.float(), embedded.shape[-1:], module.norms["input"], module.config.eps)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -145,9 +146,7 @@ def _code(known: Tensor, told: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     wanted = centred @ whitening
     wanted = wanted / _mean(wanted.pow(2).sum(-1, keepdim=True), weight).sqrt()
     given = torch.cat([known, torch.ones(len(known), 1)], 1)
-    squares = (given * weight[:, None]).T @ given
-    squares = squares + 1e-3 * squares.diag().mean() * torch.eye(len(squares))
-    return torch.linalg.solve(squares, (given * weight[:, None]).T @ wanted).T, whitening
+    return _least_squares(given, wanted, weight, 1e-3).T, whitening
 
 
 def _mean(rows: Tensor, weight: Tensor) -> Tensor:
@@ -159,6 +158,10 @@ def _readout(rows: Tensor, wanted: Tensor, ridge: float, balanced: int = 0) -> T
     weight = torch.ones(len(rows))
     if balanced:
         weight[-balanced:] = (len(rows) - balanced) / balanced
+    return _least_squares(rows, wanted, weight, ridge)
+
+
+def _least_squares(rows: Tensor, wanted: Tensor, weight: Tensor, ridge: float) -> Tensor:
     squares = (rows * weight[:, None]).T @ rows
     squares = squares + ridge * squares.diag().mean() * torch.eye(len(squares))
     return torch.linalg.solve(squares, (rows * weight[:, None]).T @ wanted)
