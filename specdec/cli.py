@@ -29,6 +29,7 @@ POLICIES = (
     "difficulty",
     "ddd",
 )
+WEIGHTS = ("q8_0", "q4_1")
 SHAPES = ("chain", "static_tree", "sampled_tree", "eagle2", "opt_tree", "coarse_fine")
 
 
@@ -81,6 +82,8 @@ def _model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype", default="bfloat16", metavar="D", help="bfloat16 (the default), float16, float32, float64"
     )
+    text = "stored: the Q8_0 and Q4_1 matrices of a .gguf file as they are; the same output, less to read"
+    group.add_argument("--weights", choices=["stored"], help=text)
     group.add_argument("--device", default="cpu", metavar="D", help="cpu (the default) or cuda")
     group.add_argument("--threads", type=int, metavar="N", help="default: every core this process may use")
     group.add_argument("--batch-size", type=int, default=1, metavar="N", help="1, and no other: one text at a time")
@@ -94,6 +97,8 @@ def _draft(command: argparse.ArgumentParser, default: str | None) -> None:
     shown = f" (default: {default})" if default else "; may be repeated (default: ngram and layer_skip:4)"
     action = "store" if default else "append"
     group.add_argument("--draft", default=default, action=action, metavar="D", help=text + shown)
+    text = "round the draft's matrices to 8 or 4 bits, which are less to read; the target decides as before"
+    group.add_argument("--draft-weights", choices=WEIGHTS, help=text)
     group.add_argument("-k", type=int, default=4, metavar="K", help="the deepest draft, 1 to 32 (default: 4)")
     group.add_argument("--policy", default="fixed", choices=POLICIES, help="when to stop drafting (default: fixed)")
     group.add_argument("--threshold", type=float, metavar="X", help="of the policy, where it takes one")

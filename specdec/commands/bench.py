@@ -47,7 +47,7 @@ def bench(flags: argparse.Namespace) -> int:
     if flags.max_new_tokens < 2:
         raise UserError(f"--max-new-tokens {flags.max_new_tokens}: must be 2 or more")
     check_batch(flags)
-    target = load_target(flags)
+    target = load_target(flags, flags.weights)
     prompts = [target.tokenizer.chat([{"role": "user", "content": text}]) for text in PROMPTS[: flags.prompts]]
     names = flags.draft or ([] if flags.static else ["ngram", "layer_skip:4"])
     longest = min(max(map(len, prompts)) + flags.max_new_tokens, target.model.config.max_positions)

@@ -55,7 +55,7 @@ def generate(flags: argparse.Namespace) -> int:
         raise UserError("the prompt is empty")
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p)
     check_batch(flags)
-    target = load_target(flags)
+    target = load_target(flags, flags.weights)
     drafter = drafter_factory(flags, target, flags.draft)()
     tokenizer = target.tokenizer
     messages = [{"role": "user", "content": prompt}]

@@ -26,12 +26,12 @@ TREE_NODES = 25
 """The largest tree where none is asked for: that of EAGLE-1."""
 
 
-def load_target(flags: argparse.Namespace) -> LoadedModel:
-    """The target, with the thread count in force."""
+def load_target(flags: argparse.Namespace, weights: str | None = None) -> LoadedModel:
+    """The target, with the thread count in force; `weights` as in `load_model`."""
     if flags.threads is not None and flags.threads < 1:
         raise UserError(f"--threads {flags.threads}: must be 1 or more")
     torch.set_num_threads(flags.threads or len(os.sched_getaffinity(0)))
-    return load_model(locate(flags.model), dtype=flags.dtype, device=flags.device)
+    return load_model(locate(flags.model), dtype=flags.dtype, device=flags.device, weights=weights)
 
 
 def check_batch(flags: argparse.Namespace) -> None:
@@ -45,7 +45,9 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
     if name == "none":
         return Nothing
     name, lookup = _looked_up(name)
-    draft = None
+    draft, held = None, flags.draft_weights
+    if held is not None and name.split(":")[0] in ("ngram", "layer_skip"):
+        raise UserError(f"--draft-weights {held}: --draft {name} has no weights of its own; a head or a model has")
     if name == "ngram":
         spec = {"kind": "ngram"}
     elif name.split(":")[0] == "layer_skip":
@@ -57,11 +59,12 @@ def drafter_factory(flags: argparse.Namespace, target: LoadedModel, name: str) -
         folder, ids = _cut_head(name.partition(":")[2])
         if not folder:
             raise UserError(f"--draft {name}: the head's folder is missing; as in eagle:FOLDER")
-        spec, draft = {"kind": "eagle", "head": folder}, Eagle.load(folder, target.model, ids)
+        spec, draft = {"kind": "eagle", "head": folder}, Eagle.load(folder, target.model, ids, held)
     else:
         name, ids = _cut_head(name)
         spec = {"kind": "language_model", "vocabulary": None if ids is None else len(ids)}
-        draft = load_model(locate(name), dtype=flags.dtype, device=flags.device, head_ids=ids)
+        where = {"dtype": flags.dtype, "device": flags.device}
+        draft = load_model(locate(name), **where, head_ids=ids, weights=held)
         check_shared(target.tokenizer, draft.tokenizer)
 
     def make() -> Drafter:

@@ -24,6 +24,7 @@ from specdec.models.eagle import EagleConfig
 from specdec.models.eagle_files import read_head
 from specdec.models.kvcache import KVCache
 from specdec.models.loading import weight_files
+from specdec.models.quantised import Matrix, plain, quantised
 from specdec.models.transformer import Output, Transformer
 
 
@@ -32,6 +33,7 @@ class Eagle:
 
     Draft tokens that the target's tokenizer does not have (padding rows) are cut off, and so are those outside
     `kept`, target ids: the rows that decide are much of what a step reads, and rare tokens are seldom guessed right.
+    `rounded` holds the head's matrices in a format of `quantised.py`.
     """
 
     def __init__(
@@ -42,19 +44,25 @@ class Eagle:
         used: Tensor | None = None,
         model_id: str = "",
         kept: Tensor | None = None,
+        rounded: str | None = None,
     ):
         self.config, self.model_id, self._target = config, model_id, target
         self.taps = config.taps
         weights, self.vocabulary = _known(config, weights, used, target, kept)
-        self._head = eagle_head(config, weights, target)
-        read = [name for name in weights if name.removesuffix(".bias") in (*config.shapes(), "head")]
-        self.weight_bytes = sum(weights[name].numel() for name in read) * target.dtype.itemsize
+        products = (*config.shapes(), "head")
+        held: dict[str, Matrix] = {
+            name: _held(weight, rounded, target) if name in products else weight for name, weight in weights.items()
+        }
+        self._head = eagle_head(config, held, target)
+        self.weight_bytes = sum(w.nbytes for name, w in held.items() if name.removesuffix(".bias") in products)
         if config.version == 1:
             self.weight_bytes += target.weight_bytes(())
 
     @classmethod
-    def load(cls, folder: str | Path, target: Transformer, kept: Tensor | None = None) -> Eagle:
-        """A head from its folder, for this target; its draft vocabulary is cut to `kept`, target ids."""
+    def load(
+        cls, folder: str | Path, target: Transformer, kept: Tensor | None = None, rounded: str | None = None
+    ) -> Eagle:
+        """A head from its folder, for this target; `kept` and `rounded` as above."""
         folder = Path(folder)
         config, weights, used = read_head(folder, target.config)
         digest = hashlib.sha256()
@@ -62,7 +70,7 @@ class Eagle:
             digest.update(file.read_bytes())
         if kept is not None and config.version == 1:
             raise UserError(f"draft head {folder}: it decides by the target's whole head, which cannot be cut")
-        return cls(config, weights, target, used, digest.hexdigest()[:16], kept)
+        return cls(config, weights, target, used, digest.hexdigest()[:16], kept, rounded)
 
     @property
     def room(self) -> int:
@@ -103,6 +111,14 @@ class Eagle:
         pending = self._pending
         self._states = features if not pending else torch.cat([self._states, features])
         self._pending = [*pending, *tokens]
+
+
+def _held(weight: Tensor, rounded: str | None, target: Transformer) -> Matrix:
+    weight = weight.to(target.device, target.dtype)
+    if rounded is None:
+        return weight
+    made = quantised(weight, rounded)
+    return made if target.native is not None else plain(made).to(target.device, target.dtype)
 
 
 def _known(

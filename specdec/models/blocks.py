@@ -12,17 +12,18 @@ from specdec.models import rotary
 from specdec.models.config import ModelConfig
 from specdec.models.linear import Linear
 from specdec.models.norm import RMSNorm
+from specdec.models.quantised import Matrix, reordered, stacked
 
 
 @dataclass(frozen=True)
 class BlockWeights:
     """A layer's tensors: q, k, v in one product, queries and keys with neighbouring pairs (`rotary.py`)."""
 
-    qkv: Tensor
-    o: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    qkv: Matrix
+    o: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     mlp_norm: Tensor
     attention_norm: Tensor | None = None
     qkv_bias: Tensor | None = None
@@ -34,13 +35,16 @@ class BlockWeights:
     k_norm: Tensor | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, tensor: Callable[[str], Tensor]) -> BlockWeights:
+    def of(cls, config: ModelConfig, tensor: Callable[[str], Matrix]) -> BlockWeights:
         """From Transformers' names within a layer."""
         c, d = config, config.head_dim
 
-        def qkv(kind: str) -> Tensor:
-            q, k = (rotary.pair_neighbours(tensor(f"self_attn.{name}_proj.{kind}"), d) for name in "qk")
-            return torch.cat([q, k, tensor(f"self_attn.v_proj.{kind}")])
+        def paired(weight: Tensor) -> Tensor:
+            return rotary.pair_neighbours(weight, d)
+
+        def qkv(kind: str) -> Matrix:
+            q, k = (reordered(tensor(f"self_attn.{name}_proj.{kind}"), paired) for name in "qk")
+            return stacked([q, k, tensor(f"self_attn.v_proj.{kind}")])
 
         optional: dict[str, Tensor] = {}
         if c.qkv_bias:
@@ -51,7 +55,7 @@ class BlockWeights:
             optional |= {f"{name}_bias": tensor(f"mlp.{name}_proj.bias") for name in ("gate", "up", "down")}
         if c.qk_norm:
             for name in "qk":
-                optional[f"{name}_norm"] = rotary.pair_neighbours(tensor(f"self_attn.{name}_norm.weight"), d)
+                optional[f"{name}_norm"] = paired(tensor(f"self_attn.{name}_norm.weight"))
         return cls(
             qkv=qkv("weight"),
             o=tensor("self_attn.o_proj.weight"),
@@ -72,7 +76,7 @@ class BlockWeights:
         return _bytes(self.gate, self.gate_bias, self.up, self.up_bias, self.down, self.down_bias)
 
 
-def _bytes(*tensors: Tensor | None) -> int:
+def _bytes(*tensors: Matrix | None) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from specdec.errors import UserError, unknown
+from specdec.models.quantised import FORMATS, GROUP, Matrix, Quantised, reordered
 
+STORED = tuple(name.upper() for name in FORMATS)
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -95,21 +97,44 @@ class GGUFFile:
         found = [self._field(f"tokenizer.ggml.{key}") for key in ("eos_token_id", "eot_token_id")]
         return sorted({int(value) for value in found if value is not None})
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor, dequantised to float32, under its Transformers name."""
+    def holds_groups(self) -> bool:
+        """Whether any matrix is in a format that `tensors` can leave as it is."""
+        return any(item.tensor_type.name in STORED and item.data.ndim == 2 for item in self._reader.tensors)
+
+    def tensors(self, stored: bool = False) -> Iterator[tuple[str, Matrix]]:
+        """Every tensor, dequantised to float32, under its Transformers name; `stored`: matrices in Q8_0 and Q4_1 as
+        they are."""
         from gguf import dequantize
 
         heads = int(self._number("attention.head_count"))
         kv_heads = int(self._number("attention.head_count_kv", heads))
         for item in self._reader.tensors:
             name = _transformers_name(item.name, self.path)
-            try:
-                value = torch.from_numpy(dequantize(item.data, item.tensor_type).copy())
-            except NotImplementedError:
-                raise UserError(f"{self.path}: {item.name} has type {item.tensor_type.name}, not readable") from None
+            value: Matrix | None = _groups(item) if stored else None
+            if value is None:
+                try:
+                    value = torch.from_numpy(dequantize(item.data, item.tensor_type).copy())
+                except NotImplementedError:
+                    text = f"{self.path}: {item.name} has type {item.tensor_type.name}, not readable"
+                    raise UserError(text) from None
             if self.architecture == "llama" and item.name.split(".")[-2] in ("attn_q", "attn_k"):
-                value = _undo_interleave(value, heads if ".attn_q." in item.name else kv_heads)
+                count = heads if ".attn_q." in item.name else kv_heads
+                value = reordered(value, lambda weight, count=count: _undo_interleave(weight, count))
             yield name, value
+
+
+def _groups(item) -> Quantised | None:
+    """A matrix as it is stored; None for one in another format."""
+    kind = item.tensor_type.name
+    if kind not in STORED or item.data.ndim != 2:
+        return None
+    ends = [2, 2 + GROUP] if kind == "Q8_0" else [2, 4, 4 + GROUP // 2]
+    groups = torch.from_numpy(item.data.copy()).unflatten(1, (-1, ends[-1]))
+    scales, *least, numbers = groups.tensor_split(ends[:-1], dim=-1)
+    halves = [part.contiguous().view(torch.float16)[..., 0] for part in (scales, *least)]
+    if kind == "Q8_0":
+        return Quantised(numbers.contiguous().view(torch.int8).flatten(1), *halves)
+    return Quantised(torch.cat([numbers & 15, numbers >> 4], dim=-1).flatten(1), *halves)
 
 
 def _transformers_name(name: str, path: Path) -> str:

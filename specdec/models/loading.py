@@ -19,9 +19,11 @@ from torch import Tensor
 
 from specdec.errors import UserError, unknown
 from specdec.models.config import ModelConfig
+from specdec.models.quantised import FORMATS, Matrix, Quantised, plain
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.transformer import Transformer
 
+STORED = "stored"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -48,29 +50,44 @@ def load_model(
     device: str = "cpu",
     pad_vocabulary: bool = False,
     head_ids: Tensor | None = None,
+    weights: str | None = None,
 ) -> LoadedModel:
     """Load a hub id, a folder (one file or shards) or a `.gguf` file.
 
     `pad_vocabulary` lets a checkpoint with fewer embedding rows than its tokenizer has ids in; such ids get a zero row.
-    `head_ids` cuts the head of a draft to these ids (`read_head_ids`).
+    `head_ids` cuts the head of a draft to these ids (`read_head_ids`).  `weights` says how matrices are held: in the
+    number format of all else (None), rounded to a format of `quantised.py` (a draft's may be), or "stored": as a GGUF
+    file has them.
     Raises `UserError` when anything is missing, misshapen, truncated or not covered.
     """
     path = resolve(source)
-    raw, read, files = _open(path)
+    if weights not in (None, STORED, *FORMATS):
+        raise unknown("weights", weights, [STORED, *FORMATS])
+    if weights == STORED and dtype != "bfloat16":
+        raise UserError(f"weights: stored goes with dtype bfloat16, not {dtype}: it is what stored numbers stand for")
+    raw, read, files = _open(path, weights == STORED)
     config = ModelConfig.from_dict(raw, str(path))  # refuses before any weight is read
     precision = dtype_of(dtype)
     if device != "cpu" and not torch.cuda.is_available():
         raise UserError(f'device "{device}" is not there: this PyTorch sees no CUDA device; allowed here: cpu')
     tokenizer = Tokenizer.load(path)
-    weights = read(precision)
-    _check(weights, config, path)
+    tensors = read(precision)
+    _check(tensors, config, path)
     if len(tokenizer) > config.vocab_size:
-        config = _pad(weights, config, len(tokenizer), path, pad_vocabulary)
+        config = _pad(tensors, config, len(tokenizer), path, pad_vocabulary)
     if head_ids is not None and int(head_ids.max()) >= len(tokenizer):
         raise UserError(
             f"model {path}: its head cannot be cut to id {int(head_ids.max())}; it has {len(tokenizer)} ids"
         )
-    model = Transformer(config, weights, dtype=precision, device=device, vocabulary=len(tokenizer), head_ids=head_ids)
+    model = Transformer(
+        config,
+        tensors,
+        dtype=precision,
+        device=device,
+        vocabulary=len(tokenizer),
+        head_ids=head_ids,
+        rounded=None if weights == STORED else weights,
+    )
     return LoadedModel(model, tokenizer, _model_id(files, tokenizer), str(source))
 
 
@@ -137,13 +154,22 @@ def read_config(source: str | Path) -> dict:
         raise UserError(f"{config}: not valid JSON ({error})") from None
 
 
-def _open(path: Path) -> tuple[dict, Callable[[torch.dtype], dict[str, Tensor]], list[Path]]:
-    """Configuration, a function that reads the weights, and the files that hold them."""
+def _open(path: Path, stored: bool = False) -> tuple[dict, Callable[[torch.dtype], dict[str, Matrix]], list[Path]]:
+    """Configuration, a function that reads the weights, and the files that hold them; `stored`: as a GGUF file has
+    them."""
     if path.suffix == ".gguf":
         from specdec.models.gguf import GGUFFile
 
         file = GGUFFile(path)
-        return file.config(), lambda dtype: {name: value.to(dtype) for name, value in file.tensors()}, [path]
+        if stored and not file.holds_groups():
+            raise UserError(f"model {path}: holds no matrix in Q8_0 or Q4_1, the formats that weights: stored keeps")
+
+        def read(dtype: torch.dtype) -> dict[str, Matrix]:
+            return {n: v if isinstance(v, Quantised) else v.to(dtype) for n, v in file.tensors(stored)}
+
+        return file.config(), read, [path]
+    if stored:
+        raise UserError(f"model {path}: weights: stored keeps the matrices of a GGUF file, and this is none")
     raw, files = read_config(path), weight_files(path)
     return raw, lambda dtype: read_tensors(files), [*files, path / "config.json"]
 
@@ -211,7 +237,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check(weights: dict[str, Tensor], config: ModelConfig, path: Path) -> None:
+def _check(weights: dict[str, Matrix], config: ModelConfig, path: Path) -> None:
     shapes = expected_shapes(config)
     harmless = {"lm_head.weight"} if config.tied else set()  # some tied checkpoints store the head as well
     extra = sorted(
@@ -227,7 +253,7 @@ def _check(weights: dict[str, Tensor], config: ModelConfig, path: Path) -> None:
             raise UserError(f"model {path}: tensor {name} has shape {tuple(weights[name].shape)}, expected {shape}")
 
 
-def _pad(weights: dict[str, Tensor], config: ModelConfig, rows: int, path: Path, allowed: bool) -> ModelConfig:
+def _pad(weights: dict[str, Matrix], config: ModelConfig, rows: int, path: Path, allowed: bool) -> ModelConfig:
     from dataclasses import replace
 
     if not allowed:
@@ -236,7 +262,7 @@ def _pad(weights: dict[str, Tensor], config: ModelConfig, rows: int, path: Path,
             "set pad_vocabulary: true to give the others a zero row"
         )
     for name in ("model.embed_tokens.weight",) + (() if config.tied else ("lm_head.weight",)):
-        short = weights[name]
+        short = plain(weights[name])
         weights[name] = torch.cat([short, short.new_zeros(rows - config.vocab_size, short.shape[1])])
     return replace(config, vocab_size=rows)
 

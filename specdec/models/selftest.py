@@ -52,7 +52,8 @@ def remembered(model: Transformer, model_id: str, measure: Callable[[Transformer
     if model.device.type != "cpu":
         return measure(model)
     native = model.native is not None
-    asked = [model_id, str(model.dtype), torch.get_num_threads(), torch.__version__, native, identity()]
+    held = model.weight_bytes()  # the same weights may be held in several formats
+    asked = [model_id, str(model.dtype), held, torch.get_num_threads(), torch.__version__, native, identity()]
     name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     file = kept() / f"width-invariant-{name}.json"
     try:

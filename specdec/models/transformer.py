@@ -30,6 +30,7 @@ from specdec.models.linear import Linear
 from specdec.models.native import NativeModel, native_for
 from specdec.models.native.rows import Rows
 from specdec.models.norm import RMSNorm
+from specdec.models.quantised import Matrix, Quantised, plain, quantised
 
 Plan = Sequence[tuple[int, bool, bool]]
 
@@ -45,49 +46,66 @@ class Output:
 
 
 class Transformer:
-    """A model ready to decode.  `weights` maps Transformers' tensor names to tensors.
+    """A model ready to decode.  `weights` maps Transformers' tensor names to tensors, matrices quantised or not.
 
     `vocabulary` cuts the head to the tokenizer's ids, so that padding rows can never be emitted; `head_ids` [V_d],
-    ascending, to these of them: column i of the logits then stands for id head_ids[i].
+    ascending, to these of them: column i of the logits then stands for id head_ids[i].  `rounded` rounds the matrices
+    that are not quantised to this format of `quantised.py`.  The engine reads quantised ones as they are; PyTorch's
+    path computes with the bf16 numbers that they stand for.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        weights: dict[str, Tensor],
+        weights: dict[str, Matrix],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         vocabulary: int | None = None,
         head_ids: Tensor | None = None,
+        rounded: str | None = None,
     ):
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
         self.vocabulary = vocabulary or config.vocab_size
         self.head_ids = None if head_ids is None else head_ids.to(self.device)
         self.accumulator = torch.float64 if dtype == torch.float64 else torch.float32
 
+        loaded = native_for(dtype, self.device)
+        self.formats: set[str] = set()
+        """Those of `quantised.py` that the engine reads this model's matrices in."""
+
         def tensor(name: str) -> Tensor:
-            return weights[name].to(device=self.device, dtype=dtype)
+            return plain(weights[name]).to(device=self.device, dtype=dtype)
+
+        def held(name: str) -> Matrix:
+            weight = weights[name]
+            if rounded is not None and not isinstance(weight, Quantised) and weight.dim() == 2:
+                weight = quantised(weight.to(dtype), rounded)
+            if loaded is None or not isinstance(weight, Quantised):
+                return plain(weight).to(self.device, dtype)
+            self.formats.add(weight.format)
+            return weight
 
         def norm(weight: Tensor) -> RMSNorm:
             return RMSNorm(weight, config.eps, self.accumulator)
 
         self._embedding = tensor("model.embed_tokens.weight")
-        head = self._embedding if config.tied else tensor("lm_head.weight")
-        head = head[: self.vocabulary] if head_ids is None else head[self.head_ids]
+        head = held("model.embed_tokens.weight" if config.tied else "lm_head.weight")
+        kept = slice(self.vocabulary) if head_ids is None else self.head_ids
+        head = head.rows(kept) if isinstance(head, Quantised) else head[kept]
         self._sizes: list[tuple[int, int]] = []
         """Bytes of each layer's attention and MLP."""
 
         def blocks() -> Iterator[BlockWeights]:
             for i in range(config.layers):
-                made = BlockWeights.of(config, lambda name, i=i: tensor(f"model.layers.{i}.{name}"))
+                made = BlockWeights.of(config, lambda name, i=i: held(f"model.layers.{i}.{name}"))
                 self._sizes.append((made.attention_bytes, made.mlp_bytes))
                 yield made
 
         self._head_bytes, final = head.nbytes, tensor("model.norm.weight")
         self.native: NativeModel | None = None
         """None: this file's forward."""
-        if (loaded := native_for(dtype, self.device)) is not None:
+        if loaded is not None:
             self.native = NativeModel(loaded, config, self._embedding, blocks(), final, head)
         else:
             self._blocks = [Block(made, norm) for made in blocks()]

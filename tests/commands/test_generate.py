@@ -40,3 +40,17 @@ def test_a_verifier_can_be_chosen_and_a_wrong_one_is_refused(folder, capsys):
         assert code == 1 and words in shown.err
     code, shown = generate(folder, capsys, "--draft", "layer_skip:1", "--nodes", "0")
     assert code == 1 and "nodes = 0: must be an integer between 1 and 512" in shown.err
+
+
+def test_a_draft_in_eight_bits_changes_speed_and_not_the_text(folder, capsys):
+    _, plain = generate(folder, capsys, "--draft", "none")
+    code, drafted = generate(folder, capsys, "--draft", folder, "--draft-weights", "q8_0")
+    assert code == 0 and drafted.out == plain.out
+    code, refused = generate(folder, capsys, "--draft", "layer_skip:1", "--draft-weights", "q8_0")
+    assert code == 1 and refused.err == (
+        "error: --draft-weights q8_0: --draft layer_skip:1 has no weights of its own; a head or a model has\n"
+    )
+    code, refused = generate(folder, capsys, "--weights", "stored")
+    assert code == 1 and refused.err == (
+        "error: weights: stored goes with dtype bfloat16, not float64: it is what stored numbers stand for\n"
+    )

@@ -1,5 +1,6 @@
 /* Runs the engine over small odd shapes with buffers of exactly the size it may touch, for the compiler's sanitizers to
- * watch: every family's weights, chains and trees, one row and many, plans, taps, both EAGLE heads, one to three threads. */
+ * watch: every family's weights, chains and trees, one row and many, plans, taps, both EAGLE heads of one and two layers,
+ * weights in 8 and 4 bits, one to three threads. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,8 +36,28 @@ static bf16 *narrows(int64_t size) {
 
 static Product product_of(int64_t inputs, int64_t outputs, int biased) {
     const int64_t filled = (outputs + BLOCK - 1) / BLOCK * BLOCK;
-    Product made = {narrows(filled * ((inputs + 1) / 2 * 2)), biased ? floats(filled) : 0, inputs, outputs};
+    Product made = {(uint8_t *)narrows(filled * ((inputs + 1) / 2 * 2)), biased ? floats(filled) : 0, inputs, outputs, BF16};
     return made;
+}
+
+static void all_finite(const float *values, int64_t size) {
+    for (int64_t i = 0; i < size; i++)
+        if (!isfinite(values[i])) exit(3);
+}
+
+/* A product of weights in 8 or 4 bits over whole groups; many rows or one. */
+static void run_groups(int64_t inputs, int64_t outputs, int64_t kind, int64_t rows, int64_t threads) {
+    const int64_t groups = inputs / 32, blocks = (outputs + BLOCK - 1) / BLOCK, part = kind == Q8_0 ? 64 + 1024 : 128 + 512;
+    uint8_t *bytes = fresh((size_t)(outputs * inputs)), *packed = fresh((size_t)(blocks * groups * part));
+    uint16_t *halves = fresh((size_t)(2 * outputs * groups) * sizeof(uint16_t));
+    for (int64_t i = 0; i < outputs * inputs; i++) bytes[i] = (uint8_t)(rand() % (kind == Q8_0 ? 256 : 16));
+    for (int64_t i = 0; i < 2 * outputs * groups; i++) halves[i] = (uint16_t)(0x2000 + rand() % 0x400);
+    for (int64_t i = 0; i < blocks * groups * part; i++) packed[i] = 0;
+    pack_groups(bytes, halves, kind == Q8_0 ? 0 : halves + outputs * groups, packed, inputs, outputs, kind, threads);
+    const Product made = {packed, rows % 2 ? floats(blocks * BLOCK) : 0, inputs, outputs, kind};
+    float *y = floats(rows * outputs);
+    multiply(&made, narrows(rows * inputs), y, rows, threads);
+    all_finite(y, rows * outputs);
 }
 
 static Layer layer_of(int64_t wide, int biased, int normed) {
@@ -80,11 +101,6 @@ static Place place_of(int64_t rows, int64_t start, int tree) {
     return made;
 }
 
-static void all_finite(const float *values, int64_t size) {
-    for (int64_t i = 0; i < size; i++)
-        if (!isfinite(values[i])) exit(3);
-}
-
 static void run_model(const Shape *shape, int biased, int normed, int64_t rows, int64_t start, int tree,
                       int64_t threads) {
     Layer *layers = fresh(LAYERS * sizeof(Layer));
@@ -108,10 +124,18 @@ static void run_model(const Shape *shape, int biased, int normed, int64_t rows, 
 
 static void run_head(const Shape *shape, int version, int from_features, int64_t rows, int64_t start, int tree,
                      int64_t threads) {
-    const Head head = {*shape, layer_of(version == 3 ? 2 * HIDDEN : HIDDEN, 0, 0),
-                       product_of(version == 3 ? TAPS * HIDDEN : 2 * HIDDEN, HIDDEN, 1), product_of(HIDDEN, 33, 0),
-                       narrows(VOCABULARY * HIDDEN), version == 3 ? floats(HIDDEN) : 0,
-                       version == 3 ? floats(HIDDEN) : 0, version == 3 ? floats(HIDDEN) : 0, rows % 2};
+    Layer *layers = fresh(LAYERS * sizeof(Layer));
+    for (int i = 0; i < LAYERS; i++) layers[i] = layer_of(version == 3 && i == 0 ? 2 * HIDDEN : HIDDEN, 0, 0);
+    const Head head = {*shape,
+                       product_of(version == 3 ? TAPS * HIDDEN : 2 * HIDDEN, HIDDEN, 1),
+                       product_of(HIDDEN, 33, 0),
+                       narrows(VOCABULARY * HIDDEN),
+                       version == 3 ? floats(HIDDEN) : 0,
+                       version == 3 ? floats(HIDDEN) : 0,
+                       version == 3 ? floats(HIDDEN) : 0,
+                       layers,
+                       version == 3 ? 1 + rows % 2 : 1,
+                       rows / 2 % 2};
     const int64_t scored = rows / 2;
     const Guess guess = {numbers(rows, 3, 1), from_features ? floats(rows * TAPS * HIDDEN) : 0,
                          from_features ? 0 : floats(rows * HIDDEN), floats(rows * HIDDEN), floats(scored * 33), scored, 0};
@@ -131,6 +155,7 @@ int main(void) {
             run_model(&shape, tree, (int)i % 2, rows, i ? CAPACITY - rows : 0, tree, threads);
             run_head(&shape, 3, (int)i % 2, rows, CAPACITY - rows, tree, threads);
             run_head(&shape, 1, 0, rows, 7, tree, threads);
+            run_groups(32 * (1 + (int64_t)i % 3), 31 + 17 * (int64_t)i, tree ? Q4_1 : Q8_0, rows, threads);
             while (count) free(kept[--count]);
         }
     puts("clean");

@@ -63,6 +63,46 @@ def test_a_gguf_file_holds_the_tensors_that_transformers_reads_from_it(tmp_path,
         assert torch.equal(value, theirs[name]), name
 
 
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("variant", ["llama", "llama-tied", "qwen2", "qwen3"])
+def test_weights_as_a_gguf_file_has_them_are_the_same_model(tmp_path, variant, kind):
+    """Bit for bit, for any width, in the engine and without it."""
+    tiny.gguf(tmp_path / "model.gguf", tiny.reference(variant, **WIDE), kind=kind)
+    models = [load_model(tmp_path / "model.gguf", weights=weights) for weights in (None, "stored")]
+    whole, held = (loaded.model for loaded in models)
+    for width in (1, 5, len(PROMPT)):
+        logits = [model.forward(PROMPT[:width], model.new_cache(64)).logits for model in (whole, held)]
+        assert torch.equal(*logits)
+    assert models[0].model_id == models[1].model_id
+    if whole.native is not None:
+        assert held.formats == {kind.lower()}
+        assert held.weight_bytes() < {"Q8_0": 0.56, "Q4_1": 0.36}[kind] * whole.weight_bytes()
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_1"])
+def test_a_model_may_be_rounded_to_a_format(tmp_path, format):
+    tiny.checkpoint(tmp_path, "llama", **WIDE)
+    rounded = load_model(tmp_path, weights=format).model
+    whole = load_model(tmp_path).model
+    off = rounded.forward(PROMPT, rounded.new_cache(64)).logits - whole.forward(PROMPT, whole.new_cache(64)).logits
+    assert 0 < off.std() < {"q8_0": 0.05, "q4_1": 0.5}[format] * whole.forward(PROMPT, whole.new_cache(64)).logits.std()
+
+
+def test_weights_held_in_what_is_not_there_are_refused(folder, tmp_path):
+    with pytest.raises(UserError, match=r"weights: stored keeps the matrices of a GGUF file, and this is none"):
+        load_model(folder, weights="stored")
+    with pytest.raises(UserError, match='weights "q2_k"'):
+        load_model(folder, weights="q2_k")
+    tiny.gguf(tmp_path / "plain.gguf", kind="F16")
+    with pytest.raises(UserError, match="holds no matrix in Q8_0 or Q4_1"):
+        load_model(tmp_path / "plain.gguf", weights="stored")
+    with pytest.raises(UserError, match="weights: stored goes with dtype bfloat16, not float32"):
+        load_model(tmp_path / "plain.gguf", weights="stored", dtype="float32")
+
+
 def test_a_tied_checkpoint_may_store_its_head_as_well(tmp_path):
     theirs = tiny.checkpoint(tmp_path, "llama-tied")
 

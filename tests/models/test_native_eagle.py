@@ -7,6 +7,7 @@ from specdec.models.draft_head import EagleHead, eagle_head
 from specdec.models.kvcache import KVCache
 from specdec.models.native import obstacle
 from specdec.models.native.eagle import NativeHead
+from specdec.models.quantised import Quantised, plain, quantised
 from specdec.tree import Draft
 from tests.helpers import heads, tiny
 
@@ -108,3 +109,21 @@ def test_a_node_gets_what_its_path_gets(kind):
 def test_a_target_without_the_engine_gets_the_reference():
     config = heads.config_of(3)
     assert isinstance(eagle_head(config, heads.weights_of(config), heads.target_of(dtype=torch.float32)), EagleHead)
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_1"])
+@pytest.mark.parametrize("version", [3, 1])
+def test_a_head_held_in_fewer_bits_is_the_head_of_what_they_stand_for(version, format):
+    wide = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+    target = tiny.transformer("llama", layers=4, dtype=torch.bfloat16, **wide)
+    config = heads.config_of(version, None, **wide, target_hidden_size=64)
+    weights = heads.weights_of(config)
+    held = {name: quantised(w.bfloat16(), format) if w.dim() == 2 else w for name, w in weights.items()}
+    stands = {name: plain(w) for name, w in held.items()}
+    assert any(isinstance(w, Quantised) for w in held.values())
+    text, features = tiny.prompt_of(40), features_of(config, 40)
+    found = [
+        eagle_head(config, w, target).step(text, KVCache(config, 64, torch.bfloat16), features=features, scored=3)
+        for w in (held, stands)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -15,17 +15,18 @@ from specdec.models.kvcache import KVCache
 from specdec.models.native.forward import Engine, NativeModel, row_address, token_ids
 from specdec.models.native.rows import Rows
 from specdec.models.native.structs import BREADTH, Guess, Head, Layer
+from specdec.models.quantised import Matrix, Quantised
 
 
 class NativeHead(Engine):
     """`weights` are named as `EagleConfig` names them; `target` gives the embedding, unless one is among them, and
     EAGLE-1's last product."""
 
-    def __init__(self, config: EagleConfig, weights: Mapping[str, Tensor], target: NativeModel):
+    def __init__(self, config: EagleConfig, weights: Mapping[str, Matrix], target: NativeModel):
         super().__init__(target.loaded, config)
         self._target = target  # its memory is used here
         self._embedding = weights.get("embedding", target.embedding).bfloat16().contiguous()
-        w = {name: weight.bfloat16() for name, weight in weights.items()}
+        w = {name: weight if isinstance(weight, Quantised) else weight.bfloat16() for name, weight in weights.items()}
         place = self.arena.product
         self._layers = (Layer * config.layers)(*(self.layer(_block(w, index)) for index in range(config.layers)))
 
@@ -92,10 +93,10 @@ class NativeHead(Engine):
         return rotary.table(self.config, positions, torch.bfloat16, torch.device("cpu"))
 
 
-def _block(weights: Mapping[str, Tensor], index: int) -> BlockWeights:
+def _block(weights: Mapping[str, Matrix], index: int) -> BlockWeights:
     """A layer; the input of the first is normed by the head's own front."""
 
-    def own(name: str) -> Tensor | None:
+    def own(name: str) -> Matrix | None:
         return weights.get(at(name, index))
 
     def bias(name: str) -> Tensor | None:

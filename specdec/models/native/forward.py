@@ -14,6 +14,7 @@ from specdec.models.blocks import BlockWeights
 from specdec.models.native.build import library
 from specdec.models.native.rows import Rows
 from specdec.models.native.structs import BREADTH, Arena, Asked, Layer, Model, Product, Shape, Step, Work, check
+from specdec.models.quantised import Matrix
 
 PARTS = ("products", "attention", "rows")
 """What `Engine.seconds` counts; `rows`: norms, gates, rotations."""
@@ -89,7 +90,7 @@ def timer() -> ctypes.Array:
 class NativeModel(Engine):
     """`blocks` of raw weights, one a layer; `head` [V, hidden]; `embedding` [vocabulary, hidden] is used as it is."""
 
-    def __init__(self, loaded: ctypes.CDLL, config, embedding: Tensor, blocks, norm: Tensor, head: Tensor):
+    def __init__(self, loaded: ctypes.CDLL, config, embedding: Tensor, blocks, norm: Tensor, head: Matrix):
         super().__init__(loaded, config)
         self.embedding = embedding.contiguous()
         self._layers = (Layer * config.layers)(*(self.layer(block) for block in blocks))

@@ -21,11 +21,12 @@ enum { TILE = 4 };       /* heads of a row that `attend` takes at most */
 enum { BREADTH = 64 };   /* rows that one pass through the layers takes at most; wider ones go in pieces */
 
 /* Packed weights: blocks of 32 outputs, in a block 2 inputs of every output side by side, zeros behind the last of
- * either.  `bias` (or null) is padded alike. */
+ * either; of a `kind`.  `bias` (or null) is padded alike. */
+enum { BF16, Q8_0, Q4_1 };
 typedef struct {
-    const bf16 *weight;
+    const uint8_t *weight;
     const float *bias;
-    int64_t inputs, outputs;
+    int64_t inputs, outputs, kind;
 } Product;
 
 typedef struct {
@@ -163,6 +164,8 @@ static inline __m512 exponential(__m512 x) {
 
 /* products.c */
 void pack(const bf16 *from, bf16 *to, int64_t inputs, int64_t outputs, int64_t threads);
+void pack_groups(const uint8_t *numbers, const uint16_t *scales, const uint16_t *least, uint8_t *to, int64_t inputs,
+                 int64_t outputs, int64_t kind, int64_t threads);
 void product(const Product *p, const bf16 *x, const float *base, float *y, int64_t rows, int64_t me, int64_t team,
              const Product *next);
 Soon share_of(const Product *p, int64_t me, int64_t team);

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.native.memory import large_pages
+from specdec.models.quantised import FORMATS, GROUP, Matrix, Quantised
 
 BLOCK = 32
 """Outputs a block of packed weights."""
@@ -20,6 +21,10 @@ BREADTH = 64
 
 CHUNK = 32 << 20
 LINE = 64
+PART = {"q8_0": 64 + 32 * BLOCK, "q4_1": 128 + 16 * BLOCK}
+"""Bytes that a group of inputs takes in a block."""
+KIND = {name: number for number, name in enumerate(("bf16", *FORMATS))}
+"""As C numbers the formats."""
 
 _KINDS: dict[str, type] = {"pointer": ctypes.c_void_p, "whole": ctypes.c_int64, "real": ctypes.c_double}
 
@@ -31,7 +36,7 @@ def _struct(name: str, fields: str) -> type[ctypes.Structure]:
     return made
 
 
-Product = _struct("Product", "pointer weight bias, whole inputs outputs")
+Product = _struct("Product", "pointer weight bias, whole inputs outputs kind")
 Layer = _struct("Layer", "Product qkv o gate up down, pointer attention_norm mlp_norm q_norm k_norm")
 Shape = _struct("Shape", "whole hidden heads kv_heads width, real eps")
 Work = _struct("Work", "pointer hidden qkv gate up mixed gated x scratch, whole wide scratch_size")
@@ -91,11 +96,24 @@ class Arena:
         kept[:count], kept[count:] = values.flatten(), 0
         return kept.data_ptr()
 
-    def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+    def product(self, weight: Matrix, bias: Tensor | None = None) -> Product:
         """A weight [out, in] packed: blocks of 32 outputs, within a block 2 inputs of every output side by side."""
         outputs, inputs = weight.shape
-        given = weight.bfloat16().contiguous()
-        packed = self.empty(-(-outputs // BLOCK) * BLOCK * 2 * -(-inputs // 2), torch.bfloat16)
-        numbers = (ctypes.c_int64(number) for number in (inputs, outputs, torch.get_num_threads()))
-        self._loaded.pack(ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(packed.data_ptr()), *numbers)
-        return Product(packed.data_ptr(), None if bias is None else self.floats(bias, BLOCK), inputs, outputs)
+        blocks = -(-outputs // BLOCK)
+        if isinstance(weight, Quantised):
+            kind = weight.format
+            packed = self.empty(blocks * inputs // GROUP * PART[kind], torch.uint8)
+            parts = (weight.numbers, weight.scales, weight.least)
+            given = [None if part is None else part.contiguous() for part in parts]
+            pack, last = self._loaded.pack_groups, (KIND[kind],)
+        else:
+            kind = "bf16"
+            packed = self.empty(blocks * BLOCK * 2 * -(-inputs // 2), torch.bfloat16)
+            given = [weight.bfloat16().contiguous()]
+            pack, last = self._loaded.pack, ()
+        addresses = [None if part is None else part.data_ptr() for part in (*given, packed)]
+        numbers = (inputs, outputs, *last, torch.get_num_threads())
+        pack(*map(ctypes.c_void_p, addresses), *map(ctypes.c_int64, numbers))
+        return Product(
+            packed.data_ptr(), None if bias is None else self.floats(bias, BLOCK), inputs, outputs, KIND[kind]
+        )
