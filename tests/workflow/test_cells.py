@@ -95,7 +95,7 @@ def test_the_default_study(config):
     # the baseline, four drafts at four depths, four dynamic rules for three of them, four others at one depth and two
     # of them at their calibrated one, every draft on prompts of its own kind, trees, the ablation, rules of
     # verification at temperature 1, and float32
-    assert len(names) == len(set(names)) == 1 + 4 * 4 + 3 * 4 + 6 + 9 + 4 + 2 + 9 + 1
+    assert len(names) == len(set(names)) == 1 + 4 * 4 + 3 * 4 + 5 + 9 + 4 + 2 + 9 + 1
     assert names[0] == "none-ar-k0-t0-s0"
     assert names == [cell.name for cell in all_cells(config)]
 

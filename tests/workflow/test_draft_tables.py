@@ -39,7 +39,7 @@ def build(config, name, folder) -> list[dict]:
 def test_every_draft_is_there_on_both_sets_and_the_studied_ones_at_every_depth(rows):
     whole = [(row["draft"], row["k"], row["prompt_set"]) for row in rows if row["category"] == "all"]
     deep = [(draft, k, "project") for draft in ("small", "eagle3", "eagle3_lookup", "ngram") for k in (1, 2, 4, 8)]
-    level = {"eagle3_whole": (1, 4), "eagle1": (4,), "small_restricted": (1, 4), "layer_skip": (4,)}
+    level = {"eagle3_whole": (4,), "eagle1": (4,), "small_restricted": (2, 4), "layer_skip": (4,)}
     level = [(draft, k, "project") for draft, depths in level.items() for k in depths]
     own = [(draft, 4, "own_kind") for draft, k, _ in [*deep, *level] if k == 4]
     assert whole == [("none", 0, "project"), *deep, *level, ("none", 0, "own_kind"), *own]

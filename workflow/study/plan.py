@@ -207,7 +207,7 @@ class Plan(DraftPlan, MeasurePlan):
             "draft": None if cell.draft == "none" else config.draft(cell.draft).model_dump(),
             "chat": pair.chat.model_dump(exclude_none=True),
             "prompts": self.prompts if cell.prompt_set == PROJECT else self.own_prompts_values(),
-            "max_new_tokens": config.size.max_new_tokens,
+            "max_new_tokens": config.max_new_tokens(cell.dtype),
             "run": {name: getattr(run, name) for name in ("device", "threads", "repetitions", "warmup", "static")},
         }
         values |= self.weights_in_force(cell.draft)

@@ -76,14 +76,15 @@ class Bench:
         listed = None if spec is None else config.vocabulary_path(cell.draft)
         ids = None if listed is None else read_head_ids(listed, spec.vocabulary)
         if isinstance(spec, LanguageModelDraft):
-            draft = load_model(config.model_path(spec.model), dtype=cell.dtype, device=run.device, head_ids=ids)
+            where = {"dtype": cell.dtype, "device": run.device}
+            draft = load_model(config.model_path(spec.model), **where, head_ids=ids, weights=spec.weights)
             check_shared(target.tokenizer, draft.tokenizer)
         elif isinstance(spec, EagleDraft):
-            draft = Eagle.load(config.head_path(cell.draft), target.model, ids)
+            draft = Eagle.load(config.head_path(cell.draft), target.model, ids, spec.weights)
         sampling = Sampling(
             cell.temperature, config.sampling.top_k, config.sampling.top_p, config.sampling.draft_temperature
         )
-        return cls(config, cell, target, draft, sampling, config.size.max_new_tokens, calibration)
+        return cls(config, cell, target, draft, sampling, config.max_new_tokens(cell.dtype), calibration)
 
     def drafter(self) -> Drafter:
         cell = self.cell

@@ -125,6 +125,7 @@ class DynamicK(Section):
 class Losslessness(Section):
     k: Depth
     dtypes: list[Dtype] = []
+    max_new_tokens: Count | None = None
 
 
 class Experiments(Section):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from specdec.training.parts import parts_of
 from workflow.study.config.base import refuse
-from workflow.study.config.models import CutDraft, Draft, EagleDraft, LanguageModelDraft, Model, NgramDraft, Pair
+from workflow.study.config.models import Draft, EagleDraft, LanguageModelDraft, Model, NgramDraft, OwnDraft, Pair
 from workflow.study.config.training import PairTraining, Recipe, Recipes
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Heads:
     def vocabulary_path(self: StudyConfig, draft: str) -> Path | None:
         """The list of token ids that a draft's head is cut to; None where it is whole."""
         spec = self.draft(draft)
-        if not isinstance(spec, CutDraft) or spec.vocabulary is None:
+        if not isinstance(spec, OwnDraft) or spec.vocabulary is None:
             return None
         if spec.vocabulary_file:
             return Path(spec.vocabulary_file).expanduser()

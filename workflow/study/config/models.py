@@ -85,15 +85,17 @@ class StepwiseDraft(Section):
     lookup: Lookup | None = None
 
 
-class CutDraft(StepwiseDraft):
-    """A draft whose head can be cut.
+class OwnDraft(StepwiseDraft):
+    """A draft with weights of its own: its head can be cut, and its matrices held in fewer bits.
 
     `vocabulary`: it proposes only the first so many token ids of `vocabulary_file`, the most frequent first; without a
-    file they are those of the answers in the pair's training text.
+    file they are those of the answers in the pair's training text.  `weights`: the format that its matrices are rounded
+    to, 8 or 4 bits and a scale for 32 of them; the target decides as before, so that its output is the same.
     """
 
     vocabulary: Count | None = None
     vocabulary_file: Text | None = None
+    weights: Literal["q8_0", "q4_1"] | None = None
 
     @model_validator(mode="after")
     def _list_has_its_size(self) -> Self:
@@ -103,9 +105,8 @@ class CutDraft(StepwiseDraft):
         return self
 
 
-class LanguageModelDraft(CutDraft):
-    """A smaller language model with the target's tokenizer; `vocabulary` and `vocabulary_file` cut its head, as for
-    every `CutDraft`."""
+class LanguageModelDraft(OwnDraft):
+    """A smaller language model with the target's tokenizer."""
 
     kind: Literal["language_model"]
     model: ModelName
@@ -129,7 +130,7 @@ class LayerSkipDraft(StepwiseDraft):
         return self
 
 
-class EagleDraft(CutDraft):
+class EagleDraft(OwnDraft):
     """A trained head that continues the target's own hidden states, in the folder `head`.
 
     Of its draft vocabulary, `vocabulary` keeps what is among those tokens. `hub` is where a user finds a head of

@@ -25,11 +25,11 @@ from workflow.study.config.heads import Heads, check_recipes, check_roles
 from workflow.study.config.models import (
     ASSEMBLED_FOLDER,
     MODELS_FOLDER,
-    CutDraft,
     Draft,
     LanguageModelDraft,
     Model,
     NgramDraft,
+    OwnDraft,
     Pair,
 )
 from workflow.study.config.training import Training
@@ -61,6 +61,11 @@ class StudyConfig(Heads, Section):
     @property
     def size(self) -> Size:
         return self.studies[self.study]
+
+    def max_new_tokens(self, dtype: str) -> int:
+        """Of a cell in this number format: those beside the study's own are for equality alone."""
+        apart = self.experiments.losslessness.max_new_tokens if dtype != self.run.dtype else None
+        return apart or self.size.max_new_tokens
 
     # -- drafts and models ----------------------------------------------------------------------
     def draft(self, name: str) -> Draft:
@@ -221,7 +226,7 @@ def _check_pair(config: StudyConfig, key: str, pair: Pair) -> None:
             if name not in pair.drafts:
                 raise refuse_name(f"{key}.{names}[{index}]", name, "draft", pair.drafts)
     for name, draft in pair.drafts.items():
-        cut = isinstance(draft, CutDraft) and draft.vocabulary and not draft.vocabulary_file
+        cut = isinstance(draft, OwnDraft) and draft.vocabulary and not draft.vocabulary_file
         if cut and key.removeprefix("pairs.") not in config.training:
             text = "without vocabulary_file the tokens are those of the pair's training text, and it has none"
             raise refuse(f"{key}.drafts.{name}.vocabulary", draft.vocabulary, text)
