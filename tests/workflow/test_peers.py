@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from specdec.errors import UserError
+from specdec.models import load_model
 from specdec.models.gguf import GGUFFile
+from specdec.models.native import obstacle
 from tests.helpers import measured_tables, tiny
 from tests.workflow.conftest import ROOT, put
 from workflow.study import columns, peers, readme
@@ -117,12 +119,43 @@ def test_each_draft_runs_at_the_common_depth_and_at_its_own_where_one_is_calibra
     bench = Bench.of(config, Cell("qwen3", "none", "ar", 0, dtype="float32"))
     made = {(a.draft, a.note): a for a in ours.arms(bench, 3) if a.run is not None}
     assert {note for draft, note in made if draft == "small"} == {None, "K = 5, as calibrated"}
-    assert {note for draft, note in made if draft == "ngram"} == {None}, "3 is the common depth"
+    assert {note for draft, note in made if draft == "ngram"} == {"K = 3, as calibrated"}, "3 is the common depth"
     ids = tiny.prompt_of(12)
     texts = [made["small", note].run(ids, 10).ids for note in (None, "K = 5, as calibrated")]
     assert texts[0] == texts[1] and len(texts[0]) == 10
     theirs = [a.note for a in hugging_face.arms(setting_of(bench)) if a.draft == "small"]
     assert theirs == ["its own schedule of depths", None]
+
+
+@pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
+def test_a_target_from_a_gguf_file_runs_once_more_on_the_weights_that_stand_there(small, config, tmp_path, monkeypatch):
+    """The same numbers read in fewer bits: the same text, by the baseline and by every draft, one depth each."""
+    wide = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "max_position_embeddings": 1024}
+    tiny.gguf(tmp_path / "model.gguf", tiny.reference("qwen3", 3, **wide), kind="Q4_1")
+    monkeypatch.setattr(gguf_files, "shipped", lambda config, name: tmp_path / "model.gguf")
+    target = ours.stored(config)
+    assert target.model.formats == {"q4_1"}
+    monkeypatch.setattr(ours, "stored", lambda config: target)
+    bf16 = small.model_copy(update={"run": small.run.model_copy(update={"dtype": "bfloat16"})})
+    bench = Bench.of(bf16, Cell("qwen3", "none", "ar", 0), target=load_model(tmp_path / "model.gguf"))
+    made = [a for a in ours.arms(bench, 3) if a.run is not None]
+    held = [a for a in made if a.precision == "q4_1"]
+    assert [(a.mode, a.draft, a.note) for a in held] == [
+        ("ar", None, ours.AS_STORED),
+        ("speculative", "small", None),
+        ("early_exit", "layer_skip", None),
+        ("prompt_lookup", "ngram", None),
+    ]
+    assert len({tuple(a.run(tiny.prompt_of(12), 10).ids) for a in made}) == 1
+    plain = next(a for a in made if a.is_baseline)
+    assert held[0].token_bytes(0) < 0.35 * plain.token_bytes(0)
+
+
+def test_a_target_that_no_file_holds_in_fewer_bits_does_not(small, config, tmp_path, monkeypatch):
+    assert ours.stored(small) is None, "in float32"
+    tiny.gguf(tmp_path / "model.gguf", kind="F16")
+    monkeypatch.setattr(gguf_files, "shipped", lambda config, name: tmp_path / "model.gguf")
+    assert ours.stored(config) is None
 
 
 def setting_of(bench) -> base.Setting:
