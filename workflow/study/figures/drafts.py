@@ -15,7 +15,7 @@ from workflow.study.figures.curves import legend, panels
 from workflow.study.values_drafts import ALL, common_depth
 
 LINES = {PROJECT: "-", OWN_KIND: "--"}
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 POSITIONS = 8
 
 
@@ -26,12 +26,17 @@ def compared(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return rows[rows["k"] == depth], depth
 
 
+def looks(rows: pd.DataFrame) -> tuple[dict, dict]:
+    """Each draft's colour and marker: several lie close together, so that a legend names them."""
+    drafts = list(dict.fromkeys(rows["draft"]))
+    return style.colours(drafts), dict(zip(drafts, cycle(MARKERS), strict=False))
+
+
 def by_position(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     """Conditional acceptance at each position: of the rounds that reached it, the share that kept it."""
     rows, depth = compared(frames["drafts"])
     figure, parts = panels(rows)
-    colours = style.colours(list(dict.fromkeys(rows["draft"])))
-    shapes = dict(zip(dict.fromkeys(rows["draft"]), cycle(MARKERS), strict=False))
+    colours, shapes = looks(rows)
     places = list(range(1, min(depth, POSITIONS) + 1))
     for temperature, (axes, *_) in parts:
         for (draft, prompt_set), own in rows[rows["temperature"] == temperature].groupby(
@@ -57,22 +62,20 @@ def by_cost(frames: dict[str, pd.DataFrame]) -> plt.Figure:
     rows = rows[rows["prompt_set"] == PROJECT]
     figure, parts = panels(rows)
     rows = rows[rows["cost_ratio"] > 0]  # a draft that guessed nothing has no cost
-    colours = style.colours(list(dict.fromkeys(rows["draft"])))
+    colours, shapes = looks(rows)
     low, high = min(rows["cost_ratio"], default=0.1) / 3, 3 * max([0.1, *rows["cost_ratio"]])
     costs = np.geomspace(low, high, 200)
     for temperature, (axes, *_) in parts:
         axes.plot(costs, 1 + depth * costs, color=style.GREY, linewidth=0.9, label="price of drafting")
         for _, row in rows[rows["temperature"] == temperature].iterrows():
-            place = (row["cost_ratio"], row["tokens_per_round"])
-            axes.plot(*place, "o", color=colours[row["draft"]])
-            name = style.word(row["draft"])
-            axes.annotate(name, place, xytext=(0, 6), textcoords="offset points", fontsize=8, ha="center")
+            look = {"color": colours[row["draft"]], "marker": shapes[row["draft"]], "linestyle": "none"}
+            axes.plot(row["cost_ratio"], row["tokens_per_round"], **look, label=style.word(row["draft"]))
         axes.set_xscale("log")
         axes.set_xlim(low, high)
         axes.set_ylim(1, depth + 1)
         axes.set_xlabel("cost of a draft step, in baseline steps")
         axes.set_ylabel(f"tokens a round at K = {depth}")
-    legend(figure, axes)
+    legend(figure, axes, columns=3)
     return figure
 
 
