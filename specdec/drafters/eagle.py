@@ -24,7 +24,7 @@ from specdec.models.eagle import EagleConfig
 from specdec.models.eagle_files import read_head
 from specdec.models.kvcache import KVCache
 from specdec.models.loading import weight_files
-from specdec.models.quantised import Matrix, plain, quantised
+from specdec.models.quantised import Matrix, held
 from specdec.models.transformer import Output, Transformer
 
 
@@ -49,12 +49,15 @@ class Eagle:
         self.config, self.model_id, self._target = config, model_id, target
         self.taps = config.taps
         weights, self.vocabulary = _known(config, weights, used, target, kept)
-        products = (*config.shapes(), "head")
-        held: dict[str, Matrix] = {
-            name: _held(weight, rounded, target) if name in products else weight for name, weight in weights.items()
+        matrices = (*config.shapes(), "head")
+        like, engine = torch.empty(0, dtype=target.dtype, device=target.device), target.native is not None
+        products: dict[str, Matrix] = {
+            name: held(weight, rounded, like, engine)
+            for name, weight in weights.items()
+            if name.removesuffix(".bias") in matrices
         }
-        self._head = eagle_head(config, held, target)
-        self.weight_bytes = sum(w.nbytes for name, w in held.items() if name.removesuffix(".bias") in products)
+        self._head = eagle_head(config, weights | products, target)
+        self.weight_bytes = sum(weight.nbytes for weight in products.values())
         if config.version == 1:
             self.weight_bytes += target.weight_bytes(())
 
@@ -111,14 +114,6 @@ class Eagle:
         pending = self._pending
         self._states = features if not pending else torch.cat([self._states, features])
         self._pending = [*pending, *tokens]
-
-
-def _held(weight: Tensor, rounded: str | None, target: Transformer) -> Matrix:
-    weight = weight.to(target.device, target.dtype)
-    if rounded is None:
-        return weight
-    made = quantised(weight, rounded)
-    return made if target.native is not None else plain(made).to(target.device, target.dtype)
 
 
 def _known(

@@ -17,7 +17,7 @@ from specdec.models.eagle import EagleConfig, EagleLayer
 from specdec.models.kvcache import KVCache
 from specdec.models.linear import Linear
 from specdec.models.native.eagle import NativeHead
-from specdec.models.quantised import Matrix, plain
+from specdec.models.quantised import Matrix
 from specdec.models.transformer import Transformer
 
 
@@ -32,12 +32,12 @@ def eagle_head(config: EagleConfig, weights: Mapping[str, Matrix], target: Trans
 class EagleHead:
     """The head's layer with packed products and a rotary table."""
 
-    def __init__(self, config: EagleConfig, weights: Mapping[str, Matrix], target: Transformer):
+    def __init__(self, config: EagleConfig, weights: Mapping[str, Tensor], target: Transformer):
         self.config, self._target = config, target
         dtype, wide = target.dtype, target.accumulator
 
         def place(name: str) -> Tensor | None:
-            return plain(weights[name]).to(target.device, dtype) if name in weights else None
+            return weights[name].to(target.device, dtype) if name in weights else None
 
         names = [name for name in (*config.shapes(), "head") if name in weights]
         products = {name: Linear(place(name), place(f"{name}.bias")) for name in names}

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.errors import UserError, unknown
 from specdec.models.quantised import FORMATS, GROUP, Matrix, Quantised, reordered
 
-STORED = tuple(name.upper() for name in FORMATS)
+GROUPED = tuple(name.upper() for name in FORMATS)
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -99,7 +99,7 @@ class GGUFFile:
 
     def holds_groups(self) -> bool:
         """Whether any matrix is in a format that `tensors` can leave as it is."""
-        return any(item.tensor_type.name in STORED and item.data.ndim == 2 for item in self._reader.tensors)
+        return any(item.tensor_type.name in GROUPED and item.data.ndim == 2 for item in self._reader.tensors)
 
     def tensors(self, stored: bool = False) -> Iterator[tuple[str, Matrix]]:
         """Every tensor, dequantised to float32, under its Transformers name; `stored`: matrices in Q8_0 and Q4_1 as
@@ -126,7 +126,7 @@ class GGUFFile:
 def _groups(item) -> Quantised | None:
     """A matrix as it is stored; None for one in another format."""
     kind = item.tensor_type.name
-    if kind not in STORED or item.data.ndim != 2:
+    if kind not in GROUPED or item.data.ndim != 2:
         return None
     ends = [2, 2 + GROUP] if kind == "Q8_0" else [2, 4, 4 + GROUP // 2]
     groups = torch.from_numpy(item.data.copy()).unflatten(1, (-1, ends[-1]))

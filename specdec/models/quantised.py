@@ -68,14 +68,14 @@ Matrix = Tensor | Quantised
 
 
 def quantised(weight: Tensor, format: str) -> Matrix:
-    """`weight` [out, in] rounded to a format; one whose inputs are no whole groups stays as it is.
+    """`weight` [out, in] rounded to a format; one whose inputs are no whole groups, or a vector, stays as it is.
 
     In Q8_0 the largest number of a group is 127; in Q4_1 its least and its greatest are hit but for the rounding of
     scale and least value.
     """
     if format not in FORMATS:
         raise unknown("weights", format, FORMATS)
-    if weight.shape[1] % GROUP:
+    if weight.dim() != 2 or weight.shape[1] % GROUP:
         return weight
     grouped = weight.float().unflatten(1, (-1, GROUP))
     if format == "q8_0":
@@ -86,6 +86,16 @@ def quantised(weight: Tensor, format: str) -> Matrix:
     scales = ((grouped.amax(-1) - least.float()) / 15).clamp(min=0).half()
     numbers = ((grouped - least.float()[..., None]) / _divisor(scales)).round().clamp(0, 15).to(torch.uint8)
     return Quantised(numbers.flatten(1), scales, least)
+
+
+def held(weight: Matrix, format: str | None, like: Tensor, engine: bool) -> Matrix:
+    """A tensor as a model keeps it: a matrix rounded to `format`, unless that is None or it is quantised already.
+
+    Without the engine, which alone reads quantised ones, it is what they stand for, of `like`'s kind and place.
+    """
+    if format is not None and isinstance(weight, Tensor):
+        weight = quantised(weight.to(like.dtype), format)
+    return weight if engine and isinstance(weight, Quantised) else plain(weight).to(like)
 
 
 def _divisor(scales: Tensor) -> Tensor:

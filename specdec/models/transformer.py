@@ -30,7 +30,7 @@ from specdec.models.linear import Linear
 from specdec.models.native import NativeModel, native_for
 from specdec.models.native.rows import Rows
 from specdec.models.norm import RMSNorm
-from specdec.models.quantised import Matrix, Quantised, plain, quantised
+from specdec.models.quantised import Matrix, Quantised, held, plain
 
 Plan = Sequence[tuple[int, bool, bool]]
 
@@ -77,20 +77,17 @@ class Transformer:
         def tensor(name: str) -> Tensor:
             return plain(weights[name]).to(device=self.device, dtype=dtype)
 
-        def held(name: str) -> Matrix:
-            weight = weights[name]
-            if rounded is not None and not isinstance(weight, Quantised) and weight.dim() == 2:
-                weight = quantised(weight.to(dtype), rounded)
-            if loaded is None or not isinstance(weight, Quantised):
-                return plain(weight).to(self.device, dtype)
-            self.formats.add(weight.format)
-            return weight
+        def matrix(name: str) -> Matrix:
+            kept = held(weights[name], rounded, self._embedding, loaded is not None)
+            if isinstance(kept, Quantised):
+                self.formats.add(kept.format)
+            return kept
 
         def norm(weight: Tensor) -> RMSNorm:
             return RMSNorm(weight, config.eps, self.accumulator)
 
         self._embedding = tensor("model.embed_tokens.weight")
-        head = held("model.embed_tokens.weight" if config.tied else "lm_head.weight")
+        head = matrix("model.embed_tokens.weight" if config.tied else "lm_head.weight")
         kept = slice(self.vocabulary) if head_ids is None else self.head_ids
         head = head.rows(kept) if isinstance(head, Quantised) else head[kept]
         self._sizes: list[tuple[int, int]] = []
@@ -98,7 +95,7 @@ class Transformer:
 
         def blocks() -> Iterator[BlockWeights]:
             for i in range(config.layers):
-                made = BlockWeights.of(config, lambda name, i=i: held(f"model.layers.{i}.{name}"))
+                made = BlockWeights.of(config, lambda name, i=i: matrix(f"model.layers.{i}.{name}"))
                 self._sizes.append((made.attention_bytes, made.mlp_bytes))
                 yield made
 

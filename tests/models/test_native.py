@@ -1,7 +1,6 @@
 """The engine computes what PyTorch computes, to the bit alike for every width, tree and number of threads."""
 
 import ctypes
-import math
 import os
 import subprocess
 from pathlib import Path
@@ -13,10 +12,11 @@ import torch.nn.functional as F
 from specdec.models import rotary
 from specdec.models.blocks import BlockWeights
 from specdec.models.native import build, native_for, obstacle
-from specdec.models.native.structs import Arena, Product
+from specdec.models.native.structs import Product
 from specdec.training.rows import RowCache, step
 from specdec.tree import Draft
 from tests.helpers import tiny
+from tests.helpers.engine import product
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
 
@@ -58,16 +58,6 @@ def threads():
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, threads: int = 1) -> torch.Tensor:
-    loaded = native_for(torch.bfloat16, torch.device("cpu"))
-    arena = Arena(loaded)
-    packed, x = arena.product(weight, bias), x.contiguous()
-    out = torch.full((len(x), len(weight)), math.nan)
-    pointers = (ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(out.data_ptr()))
-    loaded.multiply(ctypes.byref(packed), *pointers, ctypes.c_int64(len(x)), ctypes.c_int64(threads))
-    return out
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 31, 64, 577])
