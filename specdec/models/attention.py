@@ -45,8 +45,14 @@ class CachedAttention:
         dtype: torch.dtype,
         mask: Tensor | None = None,
     ):
-        self.turns, self._cache = turns, cache
+        self.turns = turns
         self.start, self.width = cache.reserve(width), width
+        self._kv_heads = cache.keys.shape[1]
+        # views made once a forward: making them in every layer would cost more than some of the arithmetic
+        written = slice(self.start, self.start + width)
+        self._keys, self._values = (
+            side[:, :, written].transpose(1, 2).unbind(0) for side in (cache.keys, cache.values)
+        )
         self._narrow = width <= NARROW
         self._segments = []
         for rows, end in self._spans():
@@ -69,11 +75,9 @@ class CachedAttention:
         return spans
 
     def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._cache.keys[index], self._cache.values[index]
-        written = slice(self.start, self.start + self.width)
-        keys[:, written] = k.transpose(0, 1)
-        values[:, written] = v.transpose(0, 1)
-        heads, dim, kv_heads = q.shape[1], q.shape[2], self._cache.keys.shape[1]
+        self._keys[index].copy_(k)
+        self._values[index].copy_(v)
+        heads, dim, kv_heads = q.shape[1], q.shape[2], self._kv_heads
         if not self._narrow:
             _, windows, allowed = self._segments[0]
             q = q.transpose(0, 1)[None]

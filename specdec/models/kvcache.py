@@ -18,7 +18,7 @@ from specdec.errors import UserError
 from specdec.models.config import ModelConfig
 from specdec.models.native.memory import large_pages
 
-BLOCK = 128
+BLOCK = 64
 """Attention reads the cache in whole blocks of this many slots, so that a row's result does not depend on others."""
 
 

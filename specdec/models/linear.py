@@ -3,8 +3,8 @@
 On a processor with bf16 instructions the weight is repacked once into oneDNN's blocked layout; the product then reads
 each weight once for up to a few dozen rows.  Elsewhere (float32, float64, accelerators) it is PyTorch's own product.
 
-The packed product is bit-identical for 1 to 32 rows except, on some processors, for a lone row at some shapes.  That is
-found by measuring when a shape is first packed; a lone row is then computed as two.
+The packed product is bit-identical for `FEWEST` to 32 rows.  For fewer, oneDNN picks other kernels at some shapes, which
+round differently and take 10 to 15 % longer; such rows are computed as `FEWEST`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FEWEST = 4
+"""Rows of the narrowest packed product."""
+
 
 @cache
 def can_pack() -> bool:
@@ -23,24 +26,24 @@ def can_pack() -> bool:
 
 
 class Linear:
-    """y = x Wᵀ + b for x [rows, in] and W [out, in]."""
+    """y = x Wᵀ + b for x [rows, in], rounded to the weight's format, and W [out, in]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         self.bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
-        self._bias = bias
+        self._bias, self._dtype = bias, weight.dtype
         self._packed = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and can_pack()
-        if self._packed:
-            self._weight = _pack(weight)
-            self._pair = _lone_row_differs(tuple(weight.shape))
-        else:
-            self._weight = weight.contiguous()
+        self._weight = _pack(weight) if self._packed else weight.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._packed:
-            return F.linear(x, self._weight, self._bias)
-        if self._pair and x.shape[0] == 1:
-            return _product(torch.cat((x, x)), self._weight, self._bias)[:1]
-        return _product(x, self._weight, self._bias)
+            return F.linear(x.to(self._dtype), self._weight, self._bias)
+        rows, width = x.shape
+        if rows >= FEWEST:
+            return _product(x.to(self._dtype), self._weight, self._bias)
+        if rows > 1:
+            x = torch.cat((x, x[:1].expand(FEWEST - rows, width)))
+        repeated = torch.empty(FEWEST, width, dtype=self._dtype).copy_(x)  # rounds, and repeats a lone row, in one go
+        return _product(repeated, self._weight, self._bias)[:rows]
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -49,28 +52,3 @@ def _pack(weight: Tensor) -> Tensor:
 
 def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-
-_LONE: dict[tuple[int, int, int], bool] = {}
-
-
-def _lone_row_differs(shape: tuple[int, int]) -> bool:
-    """Whether a row's result changes when the row is computed alone; measured once a shape and thread count.
-
-    In the probe each product's terms cancel in pairs, so that what is left is rounding alone: any other order of
-    summing shows, where ordinary numbers hide it behind the rounding to bf16 in all but a few elements of a thousand.
-    """
-    key = (*shape, torch.get_num_threads())
-    if key not in _LONE:
-        rows, width = shape
-        generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(width, generator=generator)
-        first, second = order[: width // 2], order[width // 2 : width // 2 * 2]
-        weight = torch.randn(min(rows, 64), width, generator=generator).to(torch.bfloat16)
-        weight[:, second] = weight[:, first]
-        packed = _pack(weight.repeat(-(-rows // len(weight)), 1)[:rows])
-        x = torch.randn(8, width, generator=generator).to(torch.bfloat16)
-        x[:, second] = -x[:, first]
-        together = _product(x, packed, None)
-        _LONE[key] = any(not torch.equal(_product(x[i : i + 1], packed, None)[0], together[i]) for i in range(len(x)))
-    return _LONE[key]

@@ -25,4 +25,4 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / (length * length + self._floor).sqrt_()) * self._scaled
+        return (x / length.square_().add_(self._floor).sqrt_()).mul_(self._scaled)

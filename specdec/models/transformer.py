@@ -200,19 +200,17 @@ class Transformer:
             if index in taps:
                 tapped[index] = hidden
             if attend:
-                normed = block.attention_norm(hidden).to(self.dtype)
-                hidden = hidden + self._attend(index, block, normed, attention)
+                hidden = hidden + self._attend(index, block, block.attention_norm(hidden), attention)
             if mlp:
-                normed = block.mlp_norm(hidden).to(self.dtype)
-                gate, up = block.gate_up(normed).chunk(2, dim=-1)
-                hidden = hidden + block.down(F.silu(gate) * up)
+                gate, up = block.gate_up(block.mlp_norm(hidden)).chunk(2, dim=-1)
+                hidden = hidden + block.down(F.silu(gate).mul_(up))
         return hidden, tapped
 
     def head(self, normed: Tensor) -> Tensor:
         """[rows, V], or [rows, V_d] of a cut head, from rows behind the final norm."""
         if self.native is not None:
             return self.native.logits(normed)
-        return self._head(normed.to(self.dtype)).to(self.accumulator)
+        return self._head(normed).to(self.accumulator)
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """[ids, hidden]: what the head weighs these ids by, for a draft that decides by the target's own rows."""

@@ -21,7 +21,7 @@ from specdec.static.passes import Passes
 
 Work = Callable[[], None]
 
-WINDOW = 2 * BLOCK
+WINDOW = 4 * BLOCK
 """The shortest window of the cache that is read; each further one is twice as long."""
 
 WARMUP = 3

@@ -189,7 +189,7 @@ def test_a_draft_whose_context_is_shorter_than_the_text_stops_drafting(shape):
 
 
 def test_a_cache_has_room_for_a_beam_wider_than_the_tree_that_stays():
-    """Across the end of a block: 125 of 128 slots are taken before a beam of many rows is fed."""
+    """Across the end of a block: 125 of 128 slots are taken (two blocks) before a beam of many rows is fed."""
     target = model("llama")
     for length in (110, 120, 126):
         text = Request(tiny.prompt_of(length), 4)

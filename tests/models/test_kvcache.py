@@ -87,7 +87,7 @@ def test_truncate_never_lengthens(config):
 def test_a_full_cache_says_how_full_it_is(config):
     cache = filled(config, BLOCK)
     for holder in (cache, cache.view()):
-        with pytest.raises(UserError, match=r"context is full: 128 \+ 1 rows exceed the cache's 128"):
+        with pytest.raises(UserError, match=r"context is full: 64 \+ 1 rows exceed the cache's 64"):
             holder.reserve(1)
 
 
