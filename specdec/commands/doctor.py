@@ -56,7 +56,7 @@ def _machine() -> Iterator[tuple[str, str, str]]:
     reason = obstacle()
     if reason is None:
         yield GOOD, "bf16 engine", "native"
-    elif can_pack():
+    elif can_pack(torch.bfloat16):
         yield NOTE, "bf16 engine", f"PyTorch's packed products, slower ({reason})"
     else:
         yield NOTE, "bf16 engine", f"PyTorch without bf16 instructions; expect low speed in bfloat16 ({reason})"

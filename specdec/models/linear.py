@@ -1,10 +1,11 @@
 """Matrix products whose rows do not depend on how many rows are computed with them.
 
-On a processor with bf16 instructions the weight is repacked once into oneDNN's blocked layout; the product then reads
-each weight once for up to a few dozen rows.  Elsewhere (float32, float64, accelerators) it is PyTorch's own product.
+On a CPU the weight is repacked once into oneDNN's blocked layout, float32 always and bf16 where the processor has
+instructions for it; the product then reads each weight once for up to a few dozen rows.  Elsewhere (float64, float16,
+accelerators) it is PyTorch's own product, which in float32 takes twice the time.
 
-The packed product is bit-identical for `FEWEST` to 32 rows.  For fewer, oneDNN picks other kernels at some shapes, which
-round differently and take 10 to 15 % longer; such rows are computed as `FEWEST`.
+The packed product is bit-identical for `FEWEST` to 32 rows.  For fewer, oneDNN picks other kernels at some shapes,
+which round differently and take 10 to 15 % longer; such rows are computed as `FEWEST`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ FEWEST = 4
 
 
 @cache
-def can_pack() -> bool:
-    """Whether this processor and this build of PyTorch have packed bf16 products."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this processor and this build of PyTorch have packed products in `dtype`."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 class Linear:
@@ -31,7 +34,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         self.bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
         self._bias, self._dtype = bias, weight.dtype
-        self._packed = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and can_pack()
+        self._packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         self._weight = _pack(weight) if self._packed else weight.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:

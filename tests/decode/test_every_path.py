@@ -22,7 +22,9 @@ TOKENS, LAYERS = 40, 3
 NATIVE, PACKED = "native", "packed"
 PATHS = {
     NATIVE: pytest.param(NATIVE, marks=pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))),
-    PACKED: pytest.param(PACKED, marks=pytest.mark.skipif(not can_pack(), reason="no packed bf16 products here")),
+    PACKED: pytest.param(
+        PACKED, marks=pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no packed bf16 products here")
+    ),
     "float32": "float32",
     "float64": "float64",
 }

@@ -12,7 +12,7 @@ from specdec.sampling import Sampling
 from tests.helpers import tiny
 
 LAYERS, BF16 = 4, torch.bfloat16
-packed = pytest.mark.skipif(not can_pack(), reason="this processor has no packed bf16 products")
+packed = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this processor has no packed bf16 products")
 
 EXITS = {f"exit {layers}": {"layers": layers} for layers in range(1, LAYERS + 1)}
 SETS = {

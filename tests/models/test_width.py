@@ -9,7 +9,7 @@ from specdec.models.linear import Linear, can_pack
 from specdec.models.selftest import remembered, width_invariant
 from tests.helpers import tiny
 
-packed = pytest.mark.skipif(not can_pack(), reason="this processor has no packed bf16 products")
+packed = pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this processor has no packed bf16 products")
 
 
 def differing(model, tokens: list[int], start: int, widths) -> list[int]:
@@ -41,25 +41,30 @@ def test_widths_are_bit_exact_across_cache_blocks(start):
     assert not differing(model, tiny.prompt_of(256), start, (1, 2, 3, 8, 9, 17, 28, 29, 32))
 
 
-@packed
+FORMATS = [pytest.param(torch.bfloat16, marks=packed), torch.float32]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("shape", [(96, 32), (576, 576), (1536, 576), (960, 576), (576, 1536)])
-def test_packed_products_are_bit_exact_for_every_width(shape):
+def test_packed_products_are_bit_exact_for_every_width(shape, dtype):
     generator = torch.Generator().manual_seed(0)
-    linear = Linear(torch.randn(shape, generator=generator).to(torch.bfloat16))
-    rows = torch.randn(NARROW, shape[1], generator=generator).to(torch.bfloat16)
+    linear = Linear(torch.randn(shape, generator=generator).to(dtype))
+    rows = torch.randn(NARROW, shape[1], generator=generator)  # rounded by the product
     together = linear(rows)
     for width in range(1, NARROW + 1):
         assert torch.equal(linear(rows[:width]), together[:width]), f"width {width}"
     assert torch.equal(linear(rows[5:6]), together[5:6])
 
 
-@packed
-def test_packed_products_are_products():
-    weight = torch.randn(40, 32).to(torch.bfloat16)
-    x, bias = torch.randn(7, 32).to(torch.bfloat16), torch.randn(40).to(torch.bfloat16)
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 40])
+def test_packed_products_are_products(rows, dtype):
+    weight, x, bias = (torch.randn(shape).to(dtype) for shape in ((40, 32), (rows, 32), (40,)))
     exact = x.double() @ weight.double().T
-    torch.testing.assert_close(Linear(weight)(x).double(), exact, rtol=0.01, atol=0.02)
-    torch.testing.assert_close(Linear(weight, bias)(x).double(), exact + bias.double(), rtol=0.01, atol=0.03)
+    loose, tight = (0.01, 0.03), (1e-4, 1e-5)
+    near = dict(zip(("rtol", "atol"), loose if dtype == torch.bfloat16 else tight, strict=True))
+    torch.testing.assert_close(Linear(weight)(x).double(), exact, **near)
+    torch.testing.assert_close(Linear(weight, bias)(x).double(), exact + bias.double(), **near)
 
 
 @packed

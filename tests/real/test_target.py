@@ -65,7 +65,7 @@ def bf16(folder):
     """Skipped where the processor cannot do it; where it can, a failure below is a failure."""
     if not processor_has_bf16():
         pytest.skip("this processor has no avx512_bf16")
-    assert can_pack(), "the processor has avx512_bf16, but this PyTorch has no packed bf16 products"
+    assert can_pack(torch.bfloat16), "the processor has avx512_bf16, but this PyTorch has no packed bf16 products"
 
 
 @pytest.fixture(scope="module")

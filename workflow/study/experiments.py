@@ -117,8 +117,8 @@ def _drafts(config: StudyConfig) -> list[Cell]:
 
 
 def _losslessness(config: StudyConfig) -> list[Cell]:
-    """Every greedy cell on the project's prompts, and the primary draft in other number formats."""
-    settings, primary = config.experiments.losslessness, config.pair_in_force().primary
+    """Every greedy cell on the project's prompts, and in other number formats the drafts that most is said of."""
+    settings, pair = config.experiments.losslessness, config.pair_in_force()
     makers = [maker for name, maker in EXPERIMENTS.items() if name != "losslessness"]
     shared = [
         found
@@ -127,7 +127,11 @@ def _losslessness(config: StudyConfig) -> list[Cell]:
         if found.temperature == 0 and found.policy != "ar" and found.prompt_set == PROJECT
     ]
     seed = config.size.seeds[0]
-    others = [cell(config, primary, "fixed", settings.k, seed=seed, dtype=dtype) for dtype in settings.dtypes]
+    others = [
+        cell(config, draft, "fixed", settings.k, seed=seed, dtype=dtype)
+        for dtype in settings.dtypes
+        for draft in dict.fromkeys((pair.primary, pair.tree_draft))
+    ]
     return shared + others
 
 
