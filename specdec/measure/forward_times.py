@@ -8,6 +8,7 @@ target.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 
@@ -52,16 +53,19 @@ def target_call(model: Transformer, cache: KVCache, context: int, width: int, cl
 
 
 class StartedDraft:
-    """A draft model that has read a made-up text and can be brought to the start of a round again and again."""
+    """A draft model that has read a made-up text and can be brought to the start of a round again and again.
+
+    A model holds one text at a time, so that it is a copy over the same weights that reads this one.
+    """
 
     def __init__(self, model: DraftModel, target: Transformer, context: int, rounds: int, spare: int):
-        self.model, self.target = model, target
+        self.model, self.target = copy(model), target
         size = len(model.taps) * target.config.hidden_size
         self._feature = torch.ones(1, size, dtype=target.accumulator, device=target.device) if size else None
         prompt = tokens_of(context + 1, target.vocabulary)
         features = None if self._feature is None else self._feature.expand(context, -1).contiguous()
         cache = filled_cache(target, context, rounds + spare)
-        model.start(prompt, features, _context(target, cache, spare))
+        self.model.start(prompt, features, _context(target, cache, spare))
         self.model.root()
         self.model.rollback()
 
@@ -90,7 +94,8 @@ def draft_call(draft: StartedDraft, width: int, clock: Clock) -> Call:
 
 
 def whole_call(drafter: Drafter, target: Transformer, context: int, width: int, clock: Clock) -> Call:
-    """A drafter that proposes in one go, asked for `width` tokens."""
+    """A drafter that proposes in one go, asked for `width` tokens; a copy of it, for it holds one text at a time."""
+    drafter = copy(drafter)
     drafter.start(tokens_of(context, target.vocabulary), None, _context(target, target.new_cache(1), width))
     return lambda: seconds(clock, lambda: drafter.propose(Budget(width, width)))
 

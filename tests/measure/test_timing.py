@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.drafters import Eagle, build_drafter
+from specdec.drafters import Eagle, NGram, build_drafter
 from specdec.measure import bandwidth
 from specdec.measure.alternate import alternate, median
 from specdec.measure.forward_times import StartedDraft, draft_call, filled_cache, fitting, target_call, whole_call
@@ -88,9 +88,8 @@ def drafts_of(target):
 @pytest.mark.parametrize("kind", ["language_model", "layer_skip", "eagle"])
 def test_a_draft_step_can_be_timed_again_and_again(kind):
     target, clock = heads.target_of(), Ticks()
-    model = drafts_of(target)[kind].model
-    started = StartedDraft(model, target, context=30, rounds=20, spare=8)
-    seen = []
+    started = StartedDraft(drafts_of(target)[kind].model, target, context=30, rounds=20, spare=8)
+    seen, model = [], started.model
     root, step = model.root, model.step
     model.root = lambda: seen.append(("root", 1)) or root()
     model.step = lambda tokens, parents: seen.append(("step", len(tokens))) or step(tokens, parents)
@@ -100,14 +99,29 @@ def test_a_draft_step_can_be_timed_again_and_again(kind):
     assert seen[:5] == [("root", 1), ("root", 1), ("step", 4), ("root", 1), ("step", 8)]
 
 
-def test_a_look_up_is_timed_where_it_finds_something():
+@pytest.mark.parametrize("kind", ["language_model", "layer_skip", "eagle"])
+def test_a_draft_is_timed_behind_texts_of_several_lengths_in_turns(kind):
+    target, clock = heads.target_of(), Ticks()
+    model = drafts_of(target)[kind].model
+    lengths = (10, 30)
+    texts = {length: StartedDraft(model, target, length, rounds=20, spare=8) for length in lengths}
+    calls = {length: draft_call(started, 4, clock) for length, started in texts.items()}
+    for turn in range(1, 4):
+        for length in lengths:
+            calls[length]()
+            held = texts[length].model._cache.length
+            assert length - 1 <= held <= length + turn + 1, f"behind {length} tokens the draft read {held}"
+
+
+def test_a_look_up_is_timed_where_it_finds_something(monkeypatch):
     target, clock = tiny.transformer(), Ticks()
     drafter = build_drafter({"kind": "ngram"}, target, policy="fixed", k=4)
     found = []
-    propose = drafter.propose
-    drafter.propose = lambda budget: found.append(propose(budget)) or found[-1]
-    assert whole_call(drafter, target, 200, 4, clock)() == 1.0
-    assert len(found[0]) == 4
+    propose = NGram.propose
+    monkeypatch.setattr(NGram, "propose", lambda self, budget: found.append(propose(self, budget)) or found[-1])
+    calls = [whole_call(drafter, target, context, 4, clock) for context in (200, 2)]
+    assert [call() for call in calls] == [1.0, 1.0]
+    assert [len(draft) for draft in found] == [4, 0]
 
 
 def test_contexts_beyond_the_models_positions_are_left_out():

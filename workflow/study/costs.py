@@ -111,7 +111,6 @@ def _calls(timed: Timed, target, cache, context: int, spare: int, config: StudyC
         return {}
     model = getattr(timed.draft, "model", None)
     if model is None:
-        # one start serves all widths: a proposal changes nothing
         return {width: whole_call(timed.draft, target, context, width, clock) for width in widths}
     started = StartedDraft(model, target, context, spare, max(widths))
     return {width: draft_call(started, width, clock) for width in widths}
