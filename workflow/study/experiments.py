@@ -117,8 +117,8 @@ def _drafts(config: StudyConfig) -> list[Cell]:
 
 
 def _losslessness(config: StudyConfig) -> list[Cell]:
-    """Every greedy cell on the project's prompts, and in other number formats the drafts that most is said of."""
-    settings, pair = config.experiments.losslessness, config.pair_in_force()
+    """Every greedy cell on the project's prompts, and the draft of trees in other number formats."""
+    settings, draft = config.experiments.losslessness, config.pair_in_force().tree_draft
     makers = [maker for name, maker in EXPERIMENTS.items() if name != "losslessness"]
     shared = [
         found
@@ -127,11 +127,7 @@ def _losslessness(config: StudyConfig) -> list[Cell]:
         if found.temperature == 0 and found.policy != "ar" and found.prompt_set == PROJECT
     ]
     seed = config.size.seeds[0]
-    others = [
-        cell(config, draft, "fixed", settings.k, seed=seed, dtype=dtype)
-        for dtype in settings.dtypes
-        for draft in dict.fromkeys((pair.primary, pair.tree_draft))
-    ]
+    others = [cell(config, draft, "fixed", settings.k, seed=seed, dtype=dtype) for dtype in settings.dtypes]
     return shared + others
 
 

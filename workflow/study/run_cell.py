@@ -269,7 +269,7 @@ def _row(bench: Bench, prompt: Prompt, turn: int, repetition: int, arm: str, ids
         "eos_ids": list(bench.target.tokenizer.eos_ids),
     }
     if not bench.sampling.greedy:
-        row["nll"] = negative_log_likelihood(bench.target.model, ids, record.output_ids)
+        row["nll"] = negative_log_likelihood(bench.target.model, generation.cache, ids, record.output_ids)
         if arm == "speculative" and not legal.VERIFIERS[cell.verifier].lossless and cell.shape == CHAIN:
             row["differing"] = _differing(bench, ids, f"{prompt.prompt_id}/{turn}", record.output_ids)
     if arm == "speculative" and bench.sampling.greedy:

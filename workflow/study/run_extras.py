@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specdec.decode import Generation
+from specdec.models.kvcache import KVCache
 from specdec.models.tokenizer import Tokenizer
 from specdec.models.transformer import Transformer
 from specdec.sampling import Stream
@@ -41,11 +42,12 @@ def example_tree(watched: Watched, prompt_id: str, tokenizer: Tokenizer) -> dict
 
 
 @torch.inference_mode()
-def negative_log_likelihood(model: Transformer, prompt: Sequence[int], output: Sequence[int]) -> float:
-    """Minus the log-likelihood, in nats, that the target gives to `output` at temperature 1."""
-    cache = model.new_cache(len(prompt) + len(output))
-    if len(prompt) > 1:
-        model.forward(prompt[:-1], cache, logits=False)
+def negative_log_likelihood(model: Transformer, cache: KVCache, prompt: Sequence[int], output: Sequence[int]) -> float:
+    """Minus the log-likelihood, in nats, that the target gives to `output` at temperature 1.
+
+    `cache` begins with the prompt's rows, as the generation of `output` leaves it; the output's are written anew.
+    """
+    cache.truncate(len(prompt) - 1)
     logits = model.forward([prompt[-1], *output[:-1]], cache).logits
     z = logits if logits.dtype == torch.float64 else logits.float()
     chosen = z.gather(-1, torch.tensor(output, device=z.device)[:, None])[:, 0]
