@@ -18,7 +18,7 @@ def test_the_likelihood_of_a_text_is_that_of_a_fresh_pass_over_it(drafted, lengt
     request = Request(tiny.prompt_of(length), 20, sampling=Sampling(1.0))
     generation = autoregressive(target, request)
     if drafted:
-        generation = speculative(target, Chain(LanguageModel(small), build_rule("fixed")), request, k=3)
+        generation = speculative(target, Chain(LanguageModel(small), build_rule("fixed", 3)), request, k=3)
     output = generation.run().output_ids
     text = [*request.prompt, *output]
     laws = target.forward(text, target.new_cache(len(text))).logits.double().log_softmax(-1)
