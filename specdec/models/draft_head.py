@@ -44,7 +44,7 @@ class EagleHead:
         if config.version == 1:
             products["head"] = target.head
         norms = {name: weights[name].to(target.device, wide) for name in config.norms()}
-        self._layer = EagleLayer(config, products, norms, dtype)
+        self._layer = EagleLayer(config, products, norms)
         self._turns = rotary.table(config, 512, dtype, target.device)
         self._embedding = place("embedding")
 

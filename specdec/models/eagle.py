@@ -114,17 +114,15 @@ Product = Callable[[Tensor], Tensor]
 class EagleLayer:
     """The head's arithmetic over rows of any leading shape.
 
-    `dtype` is what products are given; states, norms and rotations are single precision at least.
+    Products round what they are given to their own format; states, norms and rotations are single precision at least.
     """
 
-    def __init__(
-        self, config: EagleConfig, products: Mapping[str, Product], norms: Mapping[str, Tensor], dtype: torch.dtype
-    ):
-        self.config, self._products, self._norms, self._dtype = config, products, norms, dtype
+    def __init__(self, config: EagleConfig, products: Mapping[str, Product], norms: Mapping[str, Tensor]):
+        self.config, self._products, self._norms = config, products, norms
 
     def fuse(self, features: Tensor) -> Tensor:
         """Tapped states [..., taps * hidden] to the head's own width; EAGLE-1 takes them as they are."""
-        return _wide(self._product("fc", features)) if self.config.version == 3 else features
+        return _wide(self._products["fc"](features)) if self.config.version == 3 else features
 
     def step(self, embedded: Tensor, hidden: Tensor, attention: Callable, turns: Tensor) -> Tensor:
         """Embeddings and states [..., rows, h] -> the next states, before the final norm.
@@ -138,7 +136,7 @@ class EagleLayer:
             residual = normed if c.norm_before_residual else hidden
             x = torch.cat([self._norm("input", embedded), normed], dim=-1)
         else:
-            residual = x = _wide(self._product("fc", torch.cat([embedded, hidden], dim=-1)))
+            residual = x = _wide(self._products["fc"](torch.cat([embedded, hidden], dim=-1)))
         out = self._block(0, x, residual, attention, turns)
         for index in range(1, c.layers):
             out = self._block(index, self._norm(at("input", index), out), out, attention, turns)
@@ -147,25 +145,22 @@ class EagleLayer:
     def _block(self, index: int, x: Tensor, residual: Tensor, attention: Callable, turns: Tensor) -> Tensor:
         """One decoder layer, given its normed input."""
         c = self.config
-        heads = self._product(at("qkv", index), x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
+        heads = self._products[at("qkv", index)](x).unflatten(-1, (c.heads + 2 * c.kv_heads, c.head_dim))
         turning, values = heads.split([c.heads + c.kv_heads, c.kv_heads], dim=-2)
         turned = rotary.rotate(_wide(turning), turns)
         q, k = turned.to(heads.dtype).split([c.heads, c.kv_heads], dim=-2)
         mixed = attention(index, q, k, values).flatten(-2)
-        a = residual[..., -mixed.shape[-2] :, :] + self._product(at("o", index), mixed)
-        gate, up = self._product(at("gate_up", index), self._norm(at("post", index), a)).chunk(2, dim=-1)
-        return a + self._product(at("down", index), F.silu(gate) * up)
+        a = residual[..., -mixed.shape[-2] :, :] + self._products[at("o", index)](mixed)
+        gate, up = self._products[at("gate_up", index)](self._norm(at("post", index), a)).chunk(2, dim=-1)
+        return a + self._products[at("down", index)](F.silu(gate) * up)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., rows, V_d]"""
-        return self._product("head", self.ready(hidden))
+        return self._products["head"](self.ready(hidden))
 
     def ready(self, hidden: Tensor) -> Tensor:
         """What the head is given."""
         return self._norm("final", hidden) if self.config.version == 3 else hidden
-
-    def _product(self, name: str, x: Tensor) -> Tensor:
-        return self._products[name](x.to(self._dtype))
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self._norms[name], self.config.eps)

@@ -5,7 +5,7 @@ instructions for it; the product then reads each weight once for up to a few doz
 accelerators) it is PyTorch's own product, which in float32 takes twice the time.
 
 The packed product is bit-identical for `FEWEST` to 32 rows.  For fewer, oneDNN picks other kernels at some shapes,
-which round differently and take 10 to 15 % longer; such rows are computed as `FEWEST`.
+which round differently and take 10 to 20 % longer; such rows are computed as `FEWEST`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Linear:
     """y = x Wᵀ + b for x [rows, in], rounded to the weight's format, and W [out, in]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
-        self.bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
         self._bias, self._dtype = bias, weight.dtype
         self._packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         self._weight = _pack(weight) if self._packed else weight.contiguous()

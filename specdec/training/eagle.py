@@ -146,7 +146,7 @@ class EagleModule(nn.Module):
         products = dict(self.products)
         if not self.config.own_head:
             products["head"] = lambda x: F.linear(x, self.target_head)
-        return EagleLayer(self.config, products, self.norms, torch.float32)
+        return EagleLayer(self.config, products, self.norms)
 
     @property
     def head(self) -> Tensor:

@@ -21,7 +21,7 @@ def test_an_eagle_3_layer_adds_to_the_state_as_it_came_or_normalised_as_its_file
     config = heads.config_of(norm_before_residual=before)
     w = {name: value.double() for name, value in heads.weights_of(config).items()}
     products = {name: (lambda x, weight=w[name]: F.linear(x, weight)) for name in config.shapes()}
-    layer = EagleLayer(config, products, w, torch.float64)
+    layer = EagleLayer(config, products, w)
     generator = torch.Generator().manual_seed(0)
     embedded, hidden = (torch.randn(5, 32, generator=generator, dtype=torch.float64) for _ in range(2))
     turns = rotary.table(config, 5, torch.float64, torch.device("cpu"))
